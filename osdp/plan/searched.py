@@ -43,5 +43,7 @@ class Searched:
     small_unit_bytes: int = (
         256 * 2**10
     )  # smaller units are merged with neighbours (osdp.plan.unit_grouping.small_unit_bytes)
+    # The batch at which kernels' times are exact; None: `batch_size`, or the sample's.
+    kernels_batch: Annotated[int, AtLeast(1)] | None = None
     gap: Annotated[float, AtLeast(0)] = 0.005  # of the simulated step and its bound, at which the search ends
     cost_version: Annotated[int, AtLeast(1)] = COST_VERSION  # Note [Cost versions]

@@ -45,9 +45,9 @@ def predict(
     reasons: dict[tuple[int, int, int], str] = {}
     dtypes = computing_dtypes(description, problem.precision)
     for o, treatment in zip(description.operators, treated, strict=True):
-        both, fixed, forward = compute_s(o, hardware, dtypes[o.name])
+        time = compute_s(o, hardware, dtypes[o.name], description, problem.kernels_batch())
         again = o.block is not None and o.block in recompute
-        compute_time = times * (batch * (both + (forward if again else 0.0)) + fixed)
+        compute_time = times * (time.step(batch) + (time.forward(batch) if again else 0.0))
         compute += compute_time
         saved = 0 if again else batch * o.saved_bytes_per_sample + o.saved_bytes_fixed
         if treatment is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 
 from osdp import _search
@@ -207,19 +208,37 @@ def flops_rate(hardware: Hardware, dtype: str) -> float:
     return rate
 
 
+@dataclass(frozen=True)
+class ComputeTime:
+    """Seconds of one operator in a micro-batch of b samples: `fixed + b * per_sample`, of forward and backward; those
+    `forward_...` of forward alone, which a recomputation repeats."""
+
+    per_sample: float
+    fixed: float
+    forward_per_sample: float
+    forward_fixed: float = 0.0
+
+    def step(self, batch: int) -> float:
+        return self.fixed + batch * self.per_sample
+
+    def forward(self, batch: int) -> float:
+        return self.forward_fixed + batch * self.forward_per_sample
+
+
 # Note [Times of kernels]
-# The search, its checker and the simulator take an operator's time as a line in the batch. Where the batch size is given,
-# the line goes through the kernels' time at that batch. Where the search tries all, it goes through those at the sample's
-# batch and at twice that, so that times are exact there.
+# The search, its checker and the simulator take an operator's time as a line in the batch, of forward and of both. Each
+# kernel's time is the largest of lines (its bytes at the memory's rate; its flops at the rate of each of its dimensions), so
+# the line through a batch and the next one is exact there, and nowhere above the kernels' times: what is proven with it
+# holds for all batches. Where the search tries all sizes, it is repeated with the lines at the batch that it found, until
+# that is the plan's own (`objectives.best_plan`). What slices take longer is that batch's, in all.
 def compute_s(
     operator: Operator,
     hardware: Hardware,
     dtype: str = "float32",
     description: ModelDescription | None = None,
     batch_size: int | None = None,
-) -> tuple[float, float, float]:
-    """Seconds of forward and backward per sample, their part independent of the batch size, and the forward's
-    per sample.
+) -> ComputeTime:
+    """The operator's times, those of kernels exact at `batch_size` (by default the sample's).
 
     Measured where the hardware has a figure for this operator; else those of its kernels, where hardware and
     description have what that takes; else from its flops at the rate of `dtype` (backward counts twice forward). A profile
@@ -227,19 +246,18 @@ def compute_s(
     """
     if operator.name not in hardware.gamma_s and description is not None:
         batch, rate = batch_size or max(1, description.sample_batch), flops_rate(hardware, dtype)
-        if (at := operator_s(operator, description, hardware, rate, batch)) is not None:
-            forward, both = at[0] / batch, sum(at)
-            twice = (
-                operator_s(operator, description, hardware, rate, 2 * batch) if batch_size is None else None
-            )
-            per_sample = both / batch if twice is None else min(sum(twice) - both, both) / batch
-            return per_sample, max(0.0, both - per_sample * batch), forward
+        here = operator_s(operator, description, hardware, rate, batch)
+        more = operator_s(operator, description, hardware, rate, batch + 1)
+        if here is not None and more is not None:
+            slopes = [max(0.0, min(y - x, x / batch)) for x, y in zip(here, more, strict=True)]
+            once = [max(0.0, x - slope * batch) for x, slope in zip(here, slopes, strict=True)]
+            return ComputeTime(sum(slopes), sum(once), slopes[0], once[0])
     if operator.name in hardware.gamma_s:
         both = hardware.gamma_s[operator.name]
     else:
         both = 3 * operator.flops_per_sample / flops_rate(hardware, dtype)
     fixed = hardware.gamma_fixed_s.get(operator.name, 0.0)
-    return both, fixed, hardware.recompute_s.get(operator.name, both / 3)
+    return ComputeTime(both, fixed, hardware.recompute_s.get(operator.name, both / 3))
 
 
 @cache
@@ -283,7 +301,7 @@ def _operator(
     block_index: dict[str, int],
     precision: str,
     whole: bool,
-    times: tuple[float, float, float],
+    times: ComputeTime,
 ) -> _search.Operator:
     op = _search.Operator()
     op.name = o.name
@@ -302,7 +320,8 @@ def _operator(
     op.saved_bytes_fixed = o.saved_bytes_fixed
     op.work_bytes_per_sample = o.work_bytes_per_sample
     op.work_bytes_fixed = o.work_bytes_fixed
-    op.compute_s_per_sample, op.compute_s_fixed, op.recompute_s_per_sample = times
+    op.compute_s_per_sample, op.compute_s_fixed = times.per_sample, times.fixed
+    op.recompute_s_per_sample, op.recompute_s_fixed = times.forward_per_sample, times.forward_fixed
     return op
 
 

@@ -216,7 +216,9 @@ def search_again(
 
     Raises PlanMismatchError for a plan that was not searched.
     """
-    problem = SearchProblem.of(plan).changed(**{"cost_version": COST_VERSION, **changes})
+    problem = SearchProblem.of(plan).changed(
+        **{"cost_version": COST_VERSION, "kernels_batch": None, **changes}
+    )
     if hardware is not None:
         problem = dataclasses.replace(problem, hardware=hardware)
     try:

@@ -63,7 +63,7 @@ class SearchProblem:
             self.precision,
             searched.whole,
             total(beside),
-            searched.batch_size,
+            self.kernels_batch(),
         )
         request = make_request(
             self.description,
@@ -83,15 +83,30 @@ class SearchProblem:
         )
         return _search.Planner(model, request, manner)
 
-    def wish(self, limit: int) -> _search.Wish:
-        """The input of `planner.search` under `limit` bytes."""
+    def kernels_batch(self) -> int:
+        """The batch at which kernels' times are exact: Note [Times of kernels] in core_inputs.py."""
+        s = self.searched
+        return s.batch_size or s.kernels_batch or max(1, self.description.sample_batch)
+
+    def tries_batches_of_kernels(self) -> bool:
+        """Whether the search chooses the batch and the times depend on it by kernels, not along a line."""
+        rates, timed = self.hardware.kernel_rates, self.hardware.gamma_s
+        return (
+            self.cost == "osdp"
+            and rates is not None
+            and self.searched.batch_size is None
+            and any(o.forward_kernels >= 0 and o.name not in timed for o in self.description.operators)
+        )
+
+    def wish(self, limit: int, gap: float | None = None) -> _search.Wish:
+        """The input of `planner.search` under `limit` bytes; `gap`: another than the problem's."""
         s = self.searched
         return _search.Wish(
             limit_bytes=limit,
             batches=self.batches(),
             objective=OBJECTIVES.index(s.objective),
             at_least=s.at_least or 0.0,
-            gap=s.gap,
+            gap=s.gap if gap is None else gap,
             time_limit_s=s.time_limit_s or 0.0,
         )
 

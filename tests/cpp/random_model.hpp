@@ -46,6 +46,12 @@ inline Model random_model(Random& r, int64_t operators) {
     if (r() % 2 == 0) op.work_bytes_per_sample = draw(r, 0, 90), op.work_bytes_fixed = draw(r, 0, 20);
     op.compute_s_per_sample = 1e-9 * static_cast<double>(draw(r, 0, 50));
     op.recompute_s_per_sample = op.compute_s_per_sample / 3;
+    if (op.saved_bytes_fixed >
+        5) {  // a part of the time that does not grow with the batch; also of forward alone
+      op.compute_s_fixed =
+          op.saved_bytes_fixed % 4 == 0 ? 0 : 3e-9 * static_cast<double>(op.saved_bytes_fixed);
+      op.recompute_s_fixed = 1e-9 * static_cast<double>(op.saved_bytes_fixed % 3 * 5);
+    }
     shapes.push_back(op);
   }
   const int64_t n = draw(r, 1, operators);
@@ -270,7 +276,7 @@ inline int64_t plain_time(const Model& model, const Kinds& kinds, const Decision
     if (const Candidate* c = choice_of(where[i], d, i))
       sum += batch.accumulation * c->communication_ps + c->optimizer_ps;
     if (where[i].place == 0 && way_of(where[i], d) != Recompute::None) {
-      sum += batch.samples() * where[i].kind->recompute_ps_per_sample;
+      sum += batch.accumulation * where[i].kind->recompute_ps(batch.size);
     }
   }
   return sum;

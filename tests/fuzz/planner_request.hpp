@@ -90,7 +90,7 @@ inline Operator draw_operator(Draws& d) {
   op.calls = d.number(1, 2), op.places = d.number(1, 2);
   op.saved_bytes_per_sample = d.number(0, 60), op.saved_bytes_fixed = d.number(0, 9);
   op.compute_s_per_sample = d.real(1e-9, 40), op.compute_s_fixed = d.real(1e-9, 9);
-  op.recompute_s_per_sample = d.real(1e-9, 20);
+  op.recompute_s_per_sample = d.real(1e-9, 20), op.recompute_s_fixed = d.flip() ? d.real(1e-9, 5) : 0;
   return op;
 }
 

@@ -68,6 +68,7 @@ void bind_answer(py::module_& m) {
            }),
            py::kw_only(), "limit_bytes"_a, "batches"_a, "objective"_a = 0, "at_least"_a = 0.0,
            "gap"_a = Wish().gap, "time_limit_s"_a = 0.0, "work"_a = Wish().work)
+      .def_readwrite("time_limit_s", &Wish::time_limit_s)
       .def_readwrite("work", &Wish::work);
   py::class_<Proof>(m, "Proof")
       .def_readonly("lower_bound_s_per_sample", &Proof::lower_bound_s_per_sample)
@@ -92,6 +93,7 @@ void bind_answer(py::module_& m) {
       .def_readonly("proof", &Answer::proof)
       .def_property_readonly("step_bound_ps", &Answer::step_bound_ps)
       .def_readonly("limit_bytes", &Answer::limit_bytes)
+      .def_readonly("interrupted", &Answer::interrupted)
       .def_readonly("smallest_limit_bytes", &Answer::smallest_limit_bytes)
       .def("throughput", &Answer::throughput, "ranks"_a);
   py::class_<Schedule>(m, "Schedule")

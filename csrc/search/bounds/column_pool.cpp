@@ -34,7 +34,7 @@ ColumnPool make_column_pool(const Kinds& kinds, const std::vector<int>& rows, in
       ++pool.ways;
       auto& way = entry.ways.emplace_back();
       way.way = r;
-      if (r != Recompute::None) way.time_per_sample = kind.recompute_ps_per_sample;
+      if (r != Recompute::None) way.recompute_ps = kind.recompute_ps;
       for (int relation : group.relation) way.kept.push_back(kept_in(relation, kind, r));
       for (size_t p = 0; p < kind.slots.size(); ++p) {
         const auto& all = kind.slots[p].candidates[static_cast<int>(r)];

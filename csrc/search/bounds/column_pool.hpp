@@ -21,7 +21,7 @@ struct ColumnPool {
     Recompute way;
     std::vector<Options> slots;
     std::vector<Linear> kept;  // by row
-    int64_t time_per_sample = 0;
+    Linear recompute_ps;       // of a micro-batch
   };
   struct Entry {
     int count = 0;  // instances

@@ -245,7 +245,8 @@ int64_t step_ps(const Kinds& kinds, const Decision& decision, Batch batch) {
   for (const Kind& kind : kinds.kinds) {
     for (size_t m = 0; m < kind.instances.size(); ++m) {
       const Recompute way = kind.block ? decision.ways[kind.blocks[m]] : Recompute::None;
-      if (way != Recompute::None) sum += static_cast<int128>(batch.samples()) * kind.recompute_ps_per_sample;
+      if (way != Recompute::None)
+        sum += static_cast<int128>(batch.accumulation) * kind.recompute_ps(batch.size);
       for (size_t p = 0; p < kind.slots.size(); ++p) {
         const int choice = decision.choices[kind.instances[m][p]];
         if (choice < 0) continue;

@@ -112,7 +112,7 @@ Evaluator::Evaluator(const Kinds& kinds, const ColumnPool& pool, const Request& 
     for (const auto& entry : pool.entries) {
       for (const auto& way : entry.ways) {
         Own& own = end.ways.emplace_back();
-        own.time = acc * b * static_cast<double>(way.time_per_sample);
+        own.time = acc * way.recompute_ps.at(b);
         for (size_t j = 0; j < rows_; ++j) own.bytes[j] = way.kept[j].at(b);
       }
     }

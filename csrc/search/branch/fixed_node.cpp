@@ -29,7 +29,7 @@ class FixedNodeSolver {
         const int count = region.box.lo[entry.first_way + w];
         if (count == 0) continue;
         const auto& way = entry.ways[w];
-        fixed += static_cast<int128>(count) * region.hi.samples() * way.time_per_sample;
+        fixed += static_cast<int128>(count) * region.hi.accumulation * way.recompute_ps(region.hi.size);
         for (size_t j = 0; j < pool.rows; ++j) {
           left[j] -= static_cast<int128>(count) * way.kept[j](region.hi.size);
         }

@@ -182,14 +182,20 @@ int128 bound_cost(const Operator& op, const Request& request, Recompute recomput
 BoundComputation bound_computation(const Operator& op, const Request& request) {
   const StepShares& x = *request.space.shares;
   // A forward takes as long as a recomputation that nothing slows, but no longer than forward and backward.
-  const int128 both = rounded_ps(op.compute_s_per_sample, op.name);
-  const int128 recomputed = rounded_ps(op.recompute_s_per_sample, op.name);
-  const int128 forward = std::min(both, recomputed);
+  const int128 step = rounded_ps(op.compute_s_per_sample, op.name);
+  const int128 step_fixed = rounded_ps(op.compute_s_fixed, op.name);
+  const int128 once = rounded_ps(op.recompute_s_per_sample, op.name);
+  const int128 once_fixed = rounded_ps(op.recompute_s_fixed, op.name);
+  const bool shorter = once <= step && once_fixed <= step_fixed;  // in every batch
+  const auto bound = [&](int128 forward, int128 both) {
+    return x.forward * std::min(forward, both) + (shorter ? x.backward * (both - forward) : 0);
+  };
   BoundComputation c;
-  c.per_sample = x.forward * forward + x.backward * (both - forward);
-  if (recomputed <= both) c.fixed = static_cast<int128>(x.backward) * rounded_ps(op.compute_s_fixed, op.name);
-  const double slower = op.recompute_s_per_sample * request.device.recompute_slowdown;
-  c.again_per_sample = static_cast<int128>(x.backward) * rounded_ps(slower, op.name);
+  c.per_sample = bound(once, step), c.fixed = bound(once_fixed, step_fixed);
+  const auto again = [&](double seconds) {
+    return static_cast<int128>(x.backward) * rounded_ps(seconds * request.device.recompute_slowdown, op.name);
+  };
+  c.again_per_sample = again(op.recompute_s_per_sample), c.again_fixed = again(op.recompute_s_fixed);
   return c;
 }
 

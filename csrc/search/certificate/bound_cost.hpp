@@ -13,9 +13,10 @@ namespace osdp::search {
 int128 bound_cost(const Operator& op, const Request& request, Recompute recompute,
                   const PlainPlan::Choice& choice);
 
-// The same of an operator's computation: fixed + per_sample x batch size; `again` in a recomputed block.
+// The same of an operator's computation: fixed + per_sample x batch size; `again`: more in a recomputed
+// block.
 struct BoundComputation {
-  int128 fixed = 0, per_sample = 0, again_per_sample = 0;
+  int128 fixed = 0, per_sample = 0, again_fixed = 0, again_per_sample = 0;
 };
 BoundComputation bound_computation(const Operator& op, const Request& request);
 

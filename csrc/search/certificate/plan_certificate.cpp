@@ -171,7 +171,7 @@ class Checker {
   }
   static BoundComputation paper_computation(const Operator& op) {
     return {kParts * rounded_ps(op.compute_s_fixed, op.name),
-            kParts * rounded_ps(op.compute_s_per_sample, op.name), 0};
+            kParts * rounded_ps(op.compute_s_per_sample, op.name)};
   }
   Recompute way(const PlainPlan& plan, size_t i) const {
     const int block = model_.operators[i].block;
@@ -182,8 +182,9 @@ class Checker {
   }
   int128 again_time(size_t b, Batch batch) const {
     int128 sum = 0;
-    for (size_t i : members_[b]) sum += computation_[i].again_per_sample;
-    return sum * batch.size * batch.accumulation;
+    for (size_t i : members_[b])
+      sum += computation_[i].again_fixed + computation_[i].again_per_sample * batch.size;
+    return sum * batch.accumulation;
   }
   int128 fixed_time(Batch batch) const {
     int128 sum = 0;

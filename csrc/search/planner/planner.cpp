@@ -81,6 +81,7 @@ Answer Planner::search(const Wish& wish, const Interrupted& interrupted) const {
   if (wish.objective != Objective::Memory) {
     Answer found = searches.best_plan(wish.limit_bytes, batches);
     price(searches, batches, found);
+    found.interrupted = interrupted && interrupted();
     return found;
   }
   Answer least = least_memory(searches);
@@ -88,6 +89,7 @@ Answer Planner::search(const Wish& wish, const Interrupted& interrupted) const {
   at.limit_bytes = least.limit_bytes;
   if (least.feasible && !searches.limit_is_of_sum()) least.proof = prove(at, interrupted);
   price(searches, batches, least);
+  least.interrupted = interrupted && interrupted();
   return least;
 }
 

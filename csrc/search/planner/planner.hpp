@@ -65,6 +65,7 @@ struct Answer {
   PlayedStep played;       // without events and memory; Cost::Paper: step_ps is the paper's
   int64_t peak_bytes = 0;  // Planner::largest_peak
   Proof proof;
+  bool interrupted = false;          // the caller ended the search
   int64_t limit_bytes = 0;           // limit of the search
   int64_t smallest_limit_bytes = 0;  // if infeasible: a feasible limit; 0: not known
 

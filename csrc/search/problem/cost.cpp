@@ -213,8 +213,17 @@ double slices_s(const Operator& op, const Space& space, int64_t granularity) {
   return static_cast<double>(granularity - 1) * space.slice_overhead_s;
 }
 
-int64_t recompute_ps(const Operator& op, const Device& device) {
-  return picoseconds(op.recompute_s_per_sample * device.recompute_slowdown, "operator", op.name);
+int64_t Linear::operator()(int64_t b) const {
+  const auto v = static_cast<__int128>(b) * per_sample + fixed;
+  if (v < -kLargestSum || v > kLargestSum) throw InvalidProblem("a total of one step overflows 2^61");
+  return static_cast<int64_t>(v);
+}
+
+Linear recompute_ps(const Operator& op, const Device& device) {
+  const auto ps = [&](double seconds) {
+    return picoseconds(seconds * device.recompute_slowdown, "operator", op.name);
+  };
+  return {ps(op.recompute_s_fixed), ps(op.recompute_s_per_sample)};
 }
 
 namespace {

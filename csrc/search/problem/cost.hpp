@@ -14,6 +14,13 @@
 
 namespace osdp::search {
 
+// An affine function of the batch size.
+struct Linear {
+  int64_t fixed = 0, per_sample = 0;
+  int64_t operator()(int64_t b) const;  // throws InvalidProblem if it overflows 2^61
+  double at(double b) const { return static_cast<double>(fixed) + static_cast<double>(per_sample) * b; }
+};
+
 // One way to shard one operator, with its costs.
 struct Candidate {
   Mode mode = Mode::NoShard;
@@ -47,8 +54,8 @@ int64_t averaging_bytes(const std::vector<Operator>& operators, const Device& de
 // How much longer a micro-batch takes if the operator's products are computed in `granularity` slices.
 double slices_s(const Operator& op, const Space& space, int64_t granularity);
 
-// The time to recompute the operator's forward for one sample.
-int64_t recompute_ps(const Operator& op, const Device& device);
+// The picoseconds to recompute the operator's forward.
+Linear recompute_ps(const Operator& op, const Device& device);
 
 // Converts seconds to picoseconds, rounded. Throws an InvalidProblem that names the owner of the time
 // (`whose`, `name`) unless 0 <= seconds < 1e6.

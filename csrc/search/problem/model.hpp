@@ -54,9 +54,9 @@ struct Operator {
   int64_t places = 1;  // number of those modules; above 1 for tied parameters
   int block = -1;      // index of the recomputable block it is in, or -1
   int64_t saved_bytes_per_sample = 0, saved_bytes_fixed = 0;
-  int64_t work_bytes_per_sample = 0, work_bytes_fixed = 0;  // see Note [Work]
-  double compute_s_per_sample = 0, compute_s_fixed = 0;     // forward and backward
-  double recompute_s_per_sample = 0;                        // forward
+  int64_t work_bytes_per_sample = 0, work_bytes_fixed = 0;   // see Note [Work]
+  double compute_s_per_sample = 0, compute_s_fixed = 0;      // forward and backward
+  double recompute_s_per_sample = 0, recompute_s_fixed = 0;  // forward
   // By number of slices: the seconds that a micro-batch takes longer in these. Where a number is missing,
   // each slice after the first takes Space::slice_overhead_s.
   std::vector<std::pair<int64_t, double>> slices_s;

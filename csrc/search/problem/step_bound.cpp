@@ -250,14 +250,17 @@ Linear step_bound_compute(const Model& model, const Request& request) {
   double shift = 0;
   for (const Operator& op : model.operators) {
     const auto ps = [&](double seconds) { return picoseconds(seconds, "operator", op.name); };
-    const int64_t both = ps(op.compute_s_per_sample);
+    const Linear both{ps(op.compute_s_fixed), ps(op.compute_s_per_sample)};
+    const Linear again{ps(op.recompute_s_fixed), ps(op.recompute_s_per_sample)};
     // Of forward and backward together, forward takes the time of a recomputation, but no more than both; and
-    // where it would be that of both, backward's is left out.
-    const int64_t forward = std::min(both, ps(op.recompute_s_per_sample));
-    per_sample +=
-        static_cast<int128>(x.forward) * forward + static_cast<int128>(x.backward) * (both - forward);
-    if (ps(op.recompute_s_per_sample) <= both)
-      fixed += static_cast<int128>(x.backward) * ps(op.compute_s_fixed);
+    // where it would be that of both for some batches, backward's is left out.
+    const Linear forward{std::min(both.fixed, again.fixed), std::min(both.per_sample, again.per_sample)};
+    fixed += static_cast<int128>(x.forward) * forward.fixed;
+    per_sample += static_cast<int128>(x.forward) * forward.per_sample;
+    if (again.fixed <= both.fixed && again.per_sample <= both.per_sample) {
+      fixed += static_cast<int128>(x.backward) * (both.fixed - forward.fixed);
+      per_sample += static_cast<int128>(x.backward) * (both.per_sample - forward.per_sample);
+    }
     if (request.device.ranks > 1)
       shift += shift_s(op, OptionBound(op, request.device, request.space, Recompute::None));
   }

@@ -26,7 +26,8 @@ std::vector<int64_t> signature(const Operator& op, bool positions) {
                            op.saved_bytes_fixed,
                            op.work_bytes_per_sample,
                            op.work_bytes_fixed,
-                           picoseconds(op.recompute_s_per_sample, "operator", op.name)};
+                           picoseconds(op.recompute_s_per_sample, "operator", op.name),
+                           picoseconds(op.recompute_s_fixed, "operator", op.name)};
   if (positions) {
     const StepPosition& at = op.position;
     key.insert(key.end(),
@@ -47,7 +48,7 @@ Kind make_kind(const Model& model, const Request& request, const std::vector<int
   kind.block = block >= 0;
   kind.ways = kind.block ? request.recompute : std::vector<Recompute>{Recompute::None};
   if (kind.block) kind.input_bytes_per_sample = model.blocks[block].input_bytes_per_sample;
-  int128 recompute = 0;
+  int128 recompute = 0, recompute_fixed = 0;
   for (int i : operators) {
     const Operator& op = model.operators[i];
     Slot& slot = kind.slots.emplace_back();
@@ -63,10 +64,14 @@ Kind make_kind(const Model& model, const Request& request, const std::vector<int
             "ranks on each of several hosts)");
       }
     }
-    recompute += recompute_ps(op, request.device);
+    const Linear again = recompute_ps(op, request.device);
+    recompute_fixed += again.fixed, recompute += again.per_sample;
   }
-  if (request.space.shares) recompute = recompute * request.space.shares->backward / StepShares::kWhole;
-  kind.recompute_ps_per_sample = narrow(recompute);
+  if (request.space.shares) {
+    recompute = recompute * request.space.shares->backward / StepShares::kWhole;
+    recompute_fixed = recompute_fixed * request.space.shares->backward / StepShares::kWhole;
+  }
+  kind.recompute_ps = {narrow(recompute_fixed), narrow(recompute)};
   return kind;
 }
 
@@ -81,7 +86,7 @@ class Totals {
       const auto count = static_cast<int128>(kind.instances.size());
       bytes_per_sample_ += count * kind.input_bytes_per_sample;
       if (kind.ways.size() > 1 || kind.ways[0] != Recompute::None)
-        per_sample_ += count * kind.recompute_ps_per_sample;
+        once_ += count * kind.recompute_ps.fixed, per_sample_ += count * kind.recompute_ps.per_sample;
       for (const Slot& slot : kind.slots) {
         int64_t bytes = 0, communication = 0, optimizer = 0;
         for (const auto& list : slot.candidates) {
@@ -129,11 +134,6 @@ void check_totals(Kinds& found, const Request& request) {
 }
 
 }  // namespace
-
-int64_t Linear::operator()(int64_t b) const {
-  const int128 v = static_cast<int128>(b) * per_sample + fixed;
-  return v < 0 && v >= -kLargestSum ? static_cast<int64_t>(v) : narrow(v);
-}
 
 Kinds find_kinds(const Model& model, const Request& request) {
   Kinds found;

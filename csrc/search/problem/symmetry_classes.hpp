@@ -7,13 +7,6 @@
 
 namespace osdp::search {
 
-// An affine function of the batch size.
-struct Linear {
-  int64_t fixed = 0, per_sample = 0;
-  int64_t operator()(int64_t b) const;  // throws InvalidProblem if it overflows 2^61
-  double at(double b) const { return static_cast<double>(fixed) + static_cast<double>(per_sample) * b; }
-};
-
 struct Slot {
   Linear saved;  // activations kept for backward
   Linear work;   // in its own phase only: Note [Work]
@@ -27,9 +20,9 @@ struct Kind {
   std::vector<std::vector<int>> instances;  // operator indices, one per slot; instances in execution order
   std::vector<int> blocks;                  // per instance: index into Model::blocks (blocks only)
   std::vector<Slot> slots;
-  int64_t input_bytes_per_sample = 0;   // kept when the block is recomputed
-  int64_t recompute_ps_per_sample = 0;  // of recomputing its forward
-  std::vector<Recompute> ways;          // allowed ones; an operator outside blocks has None only
+  int64_t input_bytes_per_sample = 0;  // kept when the block is recomputed
+  Linear recompute_ps;                 // of recomputing its forward, in a micro-batch
+  std::vector<Recompute> ways;         // allowed ones; an operator outside blocks has None only
 };
 
 struct Kinds {

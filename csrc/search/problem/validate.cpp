@@ -92,7 +92,8 @@ void validate(const Model& model) {
     validate(op);
     if (op.block < -1 || op.block >= static_cast<int>(model.blocks.size()))
       throw InvalidProblem("operator '" + op.name + "': no such block");
-    for (const double time : {op.compute_s_per_sample, op.compute_s_fixed, op.recompute_s_per_sample})
+    for (const double time :
+         {op.compute_s_per_sample, op.compute_s_fixed, op.recompute_s_per_sample, op.recompute_s_fixed})
       seconds(time, "operator '", op.name, "': its time");
     for (const auto& [slices, time] : op.slices_s) {
       within(slices, 2, 4096, "operator '", op.name, "': slices");

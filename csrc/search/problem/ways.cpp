@@ -42,7 +42,7 @@ std::vector<Way> ways_of(const Kind& kind, const Request& request, Batch batch, 
     Way& way = ways.emplace_back();
     way.way = r;
     if (r != Recompute::None) {
-      if (!memory_alone) way.time = Linear{0, kind.recompute_ps_per_sample}(batch.samples());
+      if (!memory_alone) way.time = batch.accumulation * kind.recompute_ps(batch.size);
       way.input = Linear{0, kind.input_bytes_per_sample}(batch.size);
     }
     for (const Slot& slot : kind.slots) {

@@ -98,11 +98,11 @@ class Builder {
     StepOperator& o = step_.operators.emplace_back();
     o.name = op.name;
     o.block = way == Recompute::None ? -1 : op.block;
-    const int64_t forward = of_batch(0, ps(op.recompute_s_per_sample));
+    const int64_t forward = of_batch(ps(op.recompute_s_fixed), ps(op.recompute_s_per_sample));
     const int64_t both = of_batch(ps(op.compute_s_fixed), ps(op.compute_s_per_sample));
     o.forward_ps = std::min(forward, both);
     o.backward_ps = both - o.forward_ps;
-    o.recompute_ps = of_batch(0, recompute_ps(op, request_.device));
+    o.recompute_ps = recompute_ps(op, request_.device)(plan_.batch.size);
     o.saved_bytes = of_batch(op.saved_bytes_fixed, op.saved_bytes_per_sample);
     o.work_bytes = of_batch(op.work_bytes_fixed, op.work_bytes_per_sample);
     if (op.tensors.empty()) return;

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import osdp
 from osdp.description.model_description import Kernel
 from osdp.hardware.hardware import KernelRates
-from osdp.planning.core_inputs import compute_s
+from osdp.planning.core_inputs import ComputeTime, compute_s
 from osdp.planning.kernel_times import kernels_s
 
 RATES = KernelRates(memory_bytes_per_s=1e12, launch_s=1e-6, half_rate_dimension=100.0, attention_share=0.5)
@@ -72,7 +72,7 @@ def test_a_kernel_takes_the_larger_of_flops_and_bytes_and_a_launch() -> None:
     assert kernels_s([Kernel("attention", 1, 10**9, 0, 1, 0)], RATES, rate, 1) == pytest.approx(2e-4 + 1e-6)
 
 
-def test_times_are_exact_at_a_given_batch_and_measured_ones_stay() -> None:
+def test_times_are_exact_at_a_batch_and_the_next_and_below_the_kernels_at_others() -> None:
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 32))
     description = osdp.describe(model, torch.zeros(4, 64))
     machine = osdp.Hardware.load("a100-8")
@@ -81,19 +81,21 @@ def test_times_are_exact_at_a_given_batch_and_measured_ones_stay() -> None:
     forward, backward = lists(description, "2")
     last = description.operators[-1]
     for batch in (1, 4, 1000):
-        per_sample, fixed, again = compute_s(last, machine, "float32", description, batch)
-        both = kernels_s(forward, rates, flops, batch) + kernels_s(backward, rates, flops, batch)
-        assert fixed + batch * per_sample == pytest.approx(both)
-        assert batch * again == pytest.approx(kernels_s(forward, rates, flops, batch))
-    per_sample, fixed, _ = compute_s(
-        last, machine, "float32", description
-    )  # of any batch: a line through 4 and 8
-    for batch in (4, 8):
-        both = kernels_s(forward, rates, flops, batch) + kernels_s(backward, rates, flops, batch)
-        assert fixed + batch * per_sample == pytest.approx(both)
+        time = compute_s(last, machine, "float32", description, batch)
+        for other in (1, 2, 3, 4, 5, 40, 128, 1000, 1001, 9000):
+            once = kernels_s(forward, rates, flops, other)
+            both = once + kernels_s(backward, rates, flops, other)
+            assert time.step(other) <= both * (1 + 1e-12) and time.forward(other) <= once * (1 + 1e-12)
+            if other in (batch, batch + 1):
+                assert (time.step(other), time.forward(other)) == pytest.approx((both, once))
+    assert compute_s(last, machine, "float32", description) == compute_s(
+        last, machine, "float32", description, 4
+    )
     measured = dataclasses.replace(
         machine, gamma_s={"2": 3e-5}, gamma_fixed_s={"2": 1e-5}, recompute_s={"2": 1e-5}
     )
-    assert compute_s(last, measured, "float32", description, 4) == (3e-5, 1e-5, 1e-5)
+    assert compute_s(last, measured, "float32", description, 4) == ComputeTime(3e-5, 1e-5, 1e-5)
     unpriced = dataclasses.replace(machine, kernel_rates=None)
-    assert compute_s(last, unpriced, "float32", description, 4)[0] == pytest.approx(3 * 2 * 128 * 32 / flops)
+    assert compute_s(last, unpriced, "float32", description, 4).per_sample == pytest.approx(
+        3 * 2 * 128 * 32 / flops
+    )

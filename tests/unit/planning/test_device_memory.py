@@ -117,7 +117,9 @@ def test_a_precision_computes_at_the_rate_of_its_dtype() -> None:
         ("fp16", 1e13),  # not known: as fp32
     ):
         dtype = computing_dtypes(description, precision)[matrix.name]
-        assert compute_s(matrix, hardware, dtype)[0] == pytest.approx(3 * matrix.flops_per_sample / rate)
+        assert compute_s(matrix, hardware, dtype).per_sample == pytest.approx(
+            3 * matrix.flops_per_sample / rate
+        )
         plan = osdp.search(
             description, memory="4GiB", world_size=4, hardware=hardware, precision=precision, batch_size=1
         )

@@ -105,3 +105,24 @@ def test_a_description_without_kernels_says_that_its_times_are_those_of_flops() 
         warnings.simplefilter("error")
         osdp.search(description, hardware="h100-8", **asked)
         osdp.search(bare, hardware="rtx-titan-8", **asked)
+
+
+def test_a_search_over_batches_ends_with_the_times_of_its_plans_batch() -> None:
+    """A forward takes longer for its first sample than for more of them: what recomputing costs is of the plan's batch."""
+    layers = [nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True) for _ in range(4)]
+    description = osdp.describe(nn.Sequential(*layers), torch.zeros(1, 16, 256), precision="bf16")
+
+    def search(batch_size: int | str) -> osdp.Plan:
+        return osdp.search(
+            description, memory="1.4GiB", hardware="h100-8", precision="bf16", batch_size=batch_size
+        )
+
+    plan = search("auto")
+    assert plan.batch_size > 100 and plan.recompute
+    assert plan.searched is not None and plan.searched.kernels_batch == plan.batch_size
+    given = search(plan.batch_size)
+    assert plan.certificate is not None and given.certificate is not None
+    # Both are within the gap of the same times.
+    assert plan.certificate.step_ps == pytest.approx(given.certificate.step_ps, rel=0.01)
+    assert given.certificate.step_bound_ps <= plan.certificate.step_ps
+    assert osdp.verify(plan) == ""

@@ -133,6 +133,7 @@ INPUTS = (
     "searched.granularity[]",
     "searched.checkpoint[]",
     "searched.batch_size",
+    "searched.kernels_batch",
     "searched.global_batch_size",
     "searched.hosts",
     "searched.objective",

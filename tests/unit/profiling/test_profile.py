@@ -145,9 +145,9 @@ def test_a_description_or_a_meta_model_gets_its_times_from_flops_at_its_precisio
     first = description.operators[0]
     assert first.name == "first"
     for dtype, rate in {"float32": hardware.flops_per_s, **hardware.flops_per_s_by_dtype}.items():
-        both, fixed, forward = compute_s(first, hardware, dtype)
-        assert both == pytest.approx(3 * first.flops_per_sample / rate) and fixed == 0
-        assert forward == pytest.approx(first.flops_per_sample / rate)
+        time = compute_s(first, hardware, dtype)
+        assert time.per_sample == pytest.approx(3 * first.flops_per_sample / rate) and time.fixed == 0
+        assert time.forward_per_sample == pytest.approx(first.flops_per_sample / rate)
     with torch.device("meta"):
         model = Twice()
     assert osdp.profile(model, sample, seconds=0.2).gamma_s == {}

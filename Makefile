@@ -156,7 +156,16 @@ test-ranks: build
 test-extras: build  ## the Python tests that CI does not wait for: whole scripts, frameworks, models of transformers (20 minutes)
 	@$(PIP) --no-build-isolation -e '.[test,dev,extras]'
 	@echo "== pyright"; $(ENV)/bin/basedpyright --level error --pythonpath $(PY) tests/typing
-	@OMP_NUM_THREADS=1 $(PY) -m pytest -m extras $(ARGS)
+	@OMP_NUM_THREADS=1 $(PY) -m pytest -m extras --ignore=tests/accelerator/test_sensitivity.py $(ARGS)
+	@$(MAKE) test-sensitivity
+
+.PHONY: test-sensitivity
+test-sensitivity: build  ## leave out what orders streams, one call at a time, in a build of its own: each must be noticed (10 minutes)
+	@echo "== an extension that tests can leave calls out of (build/sensitivity)"
+	@cmake -S . -B build/sensitivity -G Ninja -DPython_EXECUTABLE="$(PY)" -DCMAKE_BUILD_TYPE=Release -DOSDP_SENSITIVITY=ON \
+	  >build/sensitivity.log && ninja -C build/sensitivity -j$(JOBS) _C >>build/sensitivity.log || { cat build/sensitivity.log; exit 1; }
+	@OMP_NUM_THREADS=1 OSDP_TEST_EXTENSION="$$(echo $(CURDIR)/build/sensitivity/_C*.so)" $(PY) -m pytest -m extras \
+	  tests/accelerator/test_sensitivity.py $(ARGS)
 
 .PHONY: test-accelerator-all
 test-accelerator-all: build  ## all ways of training on the ordered device, 2 and 4 ranks, delayed streams (15 minutes); CI runs a part

@@ -1,19 +1,25 @@
 // For tests of the ordering rules in docs/accelerators.md: records the calls that order streams and can leave
-// one of them out.
+// one of them out. Only in a build with OSDP_SENSITIVITY, which `make test-sensitivity` makes for itself: no
+// other has a switch.
 //
 // Note [What orders streams]
 // Each call that makes a stream wait for another, keeps memory until one has waited, or moves an
 // AccumulateGrad node to another stream, checks here whether it is left out. If any of them is left out, a
 // device that checks the order of accesses must report a race; a call whose omission is not reported is not
-// needed (tests/accelerator/test_sensitivity.py). Outside of tests the check is one atomic load.
+// needed (tests/accelerator/test_sensitivity.py).
 #pragma once
 
-#include <atomic>
 #include <source_location>
+
+#ifdef OSDP_SENSITIVITY
+#include <atomic>
 #include <string>
 #include <vector>
+#endif
 
 namespace osdp::comm {
+
+#ifdef OSDP_SENSITIVITY
 
 // From now on records which of these calls are made, and leaves out `site` (a name from ordering_sites;
 // empty: none).
@@ -30,5 +36,11 @@ bool is_left_out(const char* what, const std::source_location& where);
 inline bool left_out(const char* what, std::source_location where = std::source_location::current()) {
   return detail::noting.load(std::memory_order_relaxed) && detail::is_left_out(what, where);
 }
+
+#else
+
+constexpr bool left_out(const char*, std::source_location = std::source_location::current()) { return false; }
+
+#endif
 
 }  // namespace osdp::comm

@@ -31,14 +31,12 @@ __all__: list[str] = [
     "elementwise",
     "end_group",
     "host_identity",
-    "leave_out",
     "memory_live_bytes",
     "memory_meter_install",
     "memory_meter_installed",
     "memory_peak_bytes",
     "memory_reset_peak",
     "norm_over_ranks",
-    "ordering_sites",
     "owners_of",
     "process_ended",
     "register_source",
@@ -505,11 +503,6 @@ def host_identity() -> str:
     Identifies this host (machine, boot, network namespace, name): equal for ranks on one host.
     """
 
-def leave_out(site: str) -> None:
-    """
-    For tests: from now on notes which calls order streams, and leaves out the one of this name ("": none).
-    """
-
 def memory_live_bytes() -> int: ...
 def memory_meter_install() -> None: ...
 def memory_meter_installed() -> bool: ...
@@ -523,11 +516,6 @@ def norm_over_ranks(
 ) -> torch.Tensor | None:
     """
     The norm of the full tensors of which the given ones may be this rank's parts. Collective. See csrc/runtime/total_norm.hpp.
-    """
-
-def ordering_sites() -> list[str]:
-    """
-    The names of those made since `leave_out`.
     """
 
 def owners_of(tensors: collections.abc.Sequence[torch.Tensor]) -> list[tuple[Runtime, int] | None]:

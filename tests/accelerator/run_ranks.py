@@ -66,6 +66,9 @@ def _exit_codes(ranks: list[Any]) -> list[int | None]:
 
 def _rank(environment: dict[str, str], *given: Any) -> None:
     os.environ |= environment
+    from harness import other_extension
+
+    other_extension.load()
     import run_rank  # here: its modules look at the environment, and who only reads results needs no torch
 
     run_rank.main(*given)

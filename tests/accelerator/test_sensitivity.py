@@ -1,12 +1,18 @@
-"""Every wait, held reference and moved node of Note [What orders streams] is needed: without it something is noticed."""
+"""Every wait, held reference and moved node of Note [What orders streams] is needed: without it something is noticed.
+
+`make test-sensitivity` builds the extension that can leave them out, and runs this.
+"""
 
 from __future__ import annotations
 
 import functools
 from typing import Any
 
+import pytest
 import run_ranks
 from run_rank import WITHOUT
+
+pytestmark = pytest.mark.extras
 
 # Between them these, the shortest, notice nearly all: the first that comes to a call is tried, then two more, then
 # the others.
@@ -56,6 +62,7 @@ def test_whatever_orders_streams_is_noticed_when_it_is_left_out(checked: dict[st
     sites: dict[str, list[str]] = {}
     for name, ranks in checked.items():
         assert "error" not in ranks[0], f"{name}: {ranks[0]['error']}"
+        assert "sites" in ranks[0], "this extension has no switches: make test-sensitivity"
         for site in ranks[0]["sites"]:
             sites.setdefault(site, []).append(name)
     assert len(sites) > 15

@@ -49,7 +49,8 @@ std::string exception_text() {
 // osdp/sharding/torch_patches/autograd_errors.py.
 void retype(const CallHook& hook) {
   const py::object error = exception();
-  if (reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())) != PyExc_RuntimeError) return;
+  PyObject* kind = reinterpret_cast<PyObject*>(Py_TYPE(error.ptr()));
+  if (kind != PyExc_RuntimeError && kind != PyExc_NotImplementedError) return;
   const py::object typed = py::module_::import("osdp.sharding.torch_patches.autograd_errors")
                                .attr("typed")(error, hook.runtime, hook.call->module);
   if (!typed.is_none()) PyErr_SetHandledException(typed.ptr());

@@ -332,3 +332,72 @@ def traced(me: Member) -> None:
 @pytest.mark.outcome("`torch.jit.trace(model)`, sharded", osdp.ShardingError)
 def test_tracing(ranks):
     ranks(traced, world=2)
+
+
+class Kept(nn.Module):
+    """Keeps terms of its weights, which a script calls backward of by themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 2), nn.Linear(2, 4)  # a rank's row broadcasts against both rows
+        self.scale = nn.Parameter(torch.ones(6))
+        self.terms: dict[str, torch.Tensor] = {}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight = self.first.weight
+        self.terms = {"square": weight.square().sum(), "scaled": (weight * self.scale).sum()}
+        return self.last(self.first(x).tanh())
+
+
+def scale_whole(description: osdp.ModelDescription) -> osdp.Plan:
+    plan = osdp.Plan.uniform(description, "FULL_SHARD")
+    return plan.replace(
+        {o.name: osdp.Choice("NO_SHARD") for o in description.operators if "scale" in o.parameters}
+    )
+
+
+def kept_terms(me: Member) -> None:
+    """By themselves they may read this rank's rows, which broadcast: another number. In one loss they are right."""
+    plans_ = {**{mode: mode for mode in plans.MODES}, "whole scale": scale_whole}
+    for name, plan in plans_.items():
+        for term in ("square", "scaled"):
+            with naming(f"{name}, {term}"):
+                pair = pair_of(me, plan, Kept)
+                pair.train(steps=1)
+                for step in range(2):
+                    for (model, _), loss in zip(pair.both, pair.forward(pair.data(step)), strict=True):
+                        (loss + model.terms[term]).backward()
+                    pair.same_gradients()
+                    for model, _ in pair.both:
+                        model.zero_grad()
+                pair.forward(pair.data(0))
+                if sharded(name):
+                    with pytest.raises(osdp.ShardingError, match="a term that was kept from forward"):
+                        pair.sharded.terms[term].backward()
+                pair.sharded.zero_grad(), pair.whole.zero_grad()
+                pair.train(steps=1)
+
+
+@pytest.mark.outcome(
+    "a term of a weight that is kept from forward, in the loss of the model's output", "equal"
+)
+@pytest.mark.outcome("its backward by itself, sharded", osdp.ShardingError)
+def test_a_term_that_is_kept_from_forward(ranks):
+    ranks(kept_terms, world=2)
+
+
+def second_derivatives_of_slices(me: Member) -> None:
+    pair = pair_of(me, SLICES["slices"])
+    x = me.part(pair.data(0)[0][0]).requires_grad_()
+    (slope,) = torch.autograd.grad(pair.sharded(x).square().sum(), x, create_graph=True)
+    with pytest.raises(osdp.ShardingError, match=r"computed in slices, which has no second derivatives"):
+        slope.square().sum().backward()
+    pair.sharded.zero_grad()
+    with pytest.raises(osdp.ShardingError, match=r"computed in slices.*torch\.func"):
+        torch.func.jacrev(pair.sharded)(x.detach())
+    pair.train(steps=1)
+
+
+@pytest.mark.outcome("a gradient penalty, or `torch.func`, of a weight in slices", osdp.ShardingError)
+def test_second_derivatives_of_a_weight_in_slices(ranks):
+    ranks(second_derivatives_of_slices, world=2)

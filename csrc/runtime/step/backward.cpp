@@ -113,9 +113,26 @@ bool BackwardPass::accumulates_in_place(const Parameter& param) const {
   return !place.copy && !(place.unit && !buckets_.holds(param));
 }
 
+// Note [A backward that begins at a gradient]
+// If no output of a call is in the graph before a sharded parameter's gradient (a term of the weight that a
+// hook kept), what computed that gradient may have read the parameter, which autograd saves as it is: this
+// rank's rows. Where these broadcast against the gradient, the result is another number without an error. So
+// this is refused, unless unshard() showed the full value. Where the first gradient is one of a parameter
+// that every rank holds, the sharded ones after it may have been read before it, unless a call's backward
+// came first.
 void BackwardPass::before_gradient(Parameter& param) {
   NoInference no_inference;
+  begun_at_gradient_ |= !step_.in_backward;
+  const Unit* unit = shards_.place_of(param).unit;
+  const bool read_in_full = param.read_only() || param.was_read_only();
   begin();
+  const bool rows = begun_at_gradient_ && unit && !units_.in_backward(*unit) && !read_in_full;
+  OSDP_CHECK(
+      !rows, Sharding, "OSDP: rank ", step_.rank, ": a backward begins at the gradient of parameter '",
+      param.name(),
+      "' instead of at an output of the model: a term that was kept from forward (by a hook, an "
+      "attribute) may read this rank's rows there. Add it to the loss that the model's output gives and "
+      "call backward once, or return it from forward.");
   param.hide_hooks();
   buckets_.await(param);
   if (param.gradient_scale() != 1 && accumulates_in_place(param) && param.tensor().grad().defined())
@@ -219,7 +236,7 @@ void BackwardPass::finish() {
   }
   if (stack_.empty()) views_.check_written();
   graph_created_ = creates_graph_;
-  step_.in_backward = creates_graph_ = false;
+  step_.in_backward = creates_graph_ = begun_at_gradient_ = false;
   ++step_.backwards;
   stack_.tell_place(step_.in_backward);
   if (stack_.empty()) {
@@ -258,7 +275,7 @@ void BackwardPass::abort() noexcept {
     }
     units_.abort();
     units_.await_host_memory();
-    step_.in_backward = creates_graph_ = false;
+    step_.in_backward = creates_graph_ = begun_at_gradient_ = false;
     ++step_.backwards;
     stack_.tell_place(step_.in_backward);
     if (stack_.empty()) {

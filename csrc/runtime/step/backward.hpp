@@ -75,6 +75,7 @@ class BackwardPass {
   CallStack& stack_;
   std::weak_ptr<BackwardPass> handle_;
   bool creates_graph_ = false;        // this backward; see Note [Backward of a backward]
+  bool begun_at_gradient_ = false;    // see Note [A backward that begins at a gradient]
   bool graph_created_ = false;        // by the last backward
   bool kept_unreduced_ = false;       // the last backward was under no_sync
   int asked_task_ = -1;               // the last graph task that check_asked() examined

@@ -65,6 +65,7 @@ class UnitScheduler {
   // `again`: see Note [Backward of a backward].
   void begin_call_backward(const Call& call, bool reads, bool again);
   void end_call_backward(const Call& call);
+  bool in_backward(const Unit& unit) const { return state_of(unit).in_backward; }
   // The gradient of one of the unit's parameters is complete; `gradient` is undefined if there is nothing to
   // reduce. After the last one of this graph task the unit is resharded and reduced.
   void gradient_arrived(Unit& unit, Slot& slot, at::Tensor gradient);

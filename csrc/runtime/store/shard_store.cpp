@@ -163,7 +163,7 @@ void Parameter::show_sharded() {
   tensor_.mutable_grad() = aside_grad_;
   aside_.reset();
   aside_grad_.reset();
-  shows_unsharded_ = false;
+  shows_unsharded_ = was_read_only_ = false;
 }
 
 void Parameter::show_read_only(const at::Tensor& full) {
@@ -179,6 +179,7 @@ void Parameter::end_read_only() {
   show(aside_);
   aside_.reset();
   read_only_ = false;
+  was_read_only_ = true;
 }
 
 void Parameter::show(const at::Tensor& data) {
@@ -245,8 +246,9 @@ Slot::Slot(Parameter& owner, std::string name, std::vector<int64_t> sizes, int64
   unreadable_ =
       "OSDP: parameter '" + name_ +
       "' was read while it is not gathered. It is gathered for the calls that read it when the model was "
-      "described (its module, or the module whose forward uses it). Read it inside one of those, describe "
-      "the model with a sample that takes this path, or use osdp.summon_full_params(model).";
+      "described (its module, or the module whose forward uses it). Read it inside one of those (clone there "
+      "what is kept of it: a view, .detach(), .data), describe the model with a sample that takes this path, "
+      "or use osdp.summon_full_params(model).";
   detach();
 }
 

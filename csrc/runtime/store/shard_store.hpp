@@ -115,6 +115,7 @@ class Parameter {
   void show_read_only(const at::Tensor& full);  // sharded -> read-only
   void end_read_only();                         // read-only -> sharded
   bool read_only() const { return read_only_; }
+  bool was_read_only() const { return was_read_only_; }  // before the pass that runs now
   // Whether it was written to since show_read_only, which would be lost.
   bool written_read_only() const { return read_only_ && version() != read_only_version_; }
   void show(const at::Tensor& data);  // replaces the data shown
@@ -181,7 +182,7 @@ class Parameter {
   at::Device device_;
   bool away_;
   bool shows_unsharded_ = false;
-  bool read_only_ = false;
+  bool read_only_ = false, was_read_only_ = false;
   int64_t read_only_version_ = -1;
   at::Tensor aside_;            // the local tensor, while unsharded or read-only
   at::Tensor aside_grad_;       // and its gradient

@@ -30,7 +30,13 @@ _UNGATHERED = re.compile(r"OSDP: parameter '.*' was read while it is not gathere
 _SHAPES = re.compile(
     r"returned an invalid gradient at index \d+ - got (\[[\d, ]*\]) but expected shape compatible with (\[[\d, ]*\])"
 )
-
+# This rank's part where a node of the graph expects all of a parameter that it has saved, which is itself.
+_BROADCAST = re.compile(
+    r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\) at non-singleton dimension"
+)
+_SLICES = re.compile(
+    r"osdp::split_linear cannot be differentiated twice|cannot use C\+\+ torch::autograd::Function with functorch"
+)
 
 # What torch says of operands of different dtypes.
 _DTYPES = re.compile(
@@ -56,6 +62,21 @@ def typed(error: RuntimeError, runtime: _C.Runtime | None = None, module: str = 
             "compute the term in forward, or in a method of the model that gathers what it reads "
             "(osdp.register_forward_method(model, name)); or choose NO_SHARD in the plan"
         )
+    elif (
+        runtime is None
+        and (sizes := _BROADCAST.search(text))
+        and (names := _cut_to(*map(int, sizes.groups())))
+    ):
+        message = (
+            f"OSDP: {text.rstrip('.')}: a term that was kept from forward reads {' or '.join(map(repr, names))} in a "
+            "backward that begins outside of the model's outputs, where it is only this rank's part. Add the term to the "
+            "loss that the model's output gives and call backward once, or return it from forward"
+        )
+    elif _SLICES.search(text) and (names := _in_slices(runtime)):
+        message = (
+            f"OSDP: {' and '.join(map(repr, names))} {'is' if len(names) == 1 else 'are'} computed in slices, which has no "
+            f"second derivatives and no torch.func transforms ({text.rstrip('.')}). Choose granularity 1 in the plan"
+        )
     elif _DTYPES.search(text) and (dtype := _computed_in(runtime)) is not None:
         message = (
             f"OSDP: {text.rstrip('.')}, in {repr(module) if module else 'the forward'}. Under mixed precision parameters "
@@ -77,6 +98,24 @@ def _computed_in(runtime: _C.Runtime | None) -> torch.dtype | None:
         (own.param_dtype for p in policies for own in (p, *(o for _, o in p.parts or ())) if own.param_dtype),
         None,
     )
+
+
+def _cut_to(one: int, other: int) -> list[str]:
+    """Names of the parameters that are as long as one of the two along some dimension, and this rank's part as the other."""
+    found = [
+        name
+        for model, sharded in sharded_models()
+        for name, parameter in model.named_parameters()
+        if name in sharded.index
+        and one != other
+        and {one, other} in map(set, zip(parameter.shape, sharded.full_shape(name), strict=False))
+    ]
+    return list(dict.fromkeys(found))
+
+
+def _in_slices(runtime: _C.Runtime | None) -> list[str]:
+    models = [s for _, s in sharded_models() if runtime is None or s.runtime is runtime]
+    return sorted({name for s in models for name in s.split_names})
 
 
 def _parameters(part: str, whole: str) -> list[str]:
@@ -122,7 +161,9 @@ def _watched(run: Callable[..., Any]) -> Callable[..., Any]:
             gradients = run(*args, **kwargs)
         except BaseException as error:
             _C.await_backwards()
-            instead = typed(error) if type(error) is RuntimeError else None
+            instead = None
+            if isinstance(error, RuntimeError) and type(error) in (RuntimeError, NotImplementedError):
+                instead = typed(error)
             if instead is None:
                 raise
         else:

@@ -87,17 +87,15 @@ void CallHook::before(const py::object&, const py::tuple& args, const py::dict& 
   if (!whole.empty() && in_transform())
     for (const Held& h : whole) check_other(h);
   if (!runtime->in_pass() && !runtime->full_params().summoned()) look_at_tree();
-  TensorsIn inputs;
   if (call->root && !warned && runtime->autocast_copies()) warn_of_autocast();
-  const bool wanted = rt::ForwardPass::wants_inputs(*call);
-  if (wanted || call->root) {
+  if (call->root) {
+    TensorsIn inputs;
     inputs.visit(args);
     inputs.visit(kwargs);
     refuse_fake(inputs.found, "an input");
-    if (!wanted) inputs.found.clear();
   }
   py::gil_scoped_release no_gil;
-  runtime->forward().begin_call(*call, inputs.found);
+  runtime->forward().begin_call(*call);
 }
 
 void CallHook::after(const py::object&, const py::tuple&, const py::dict&, const py::object& output) const {

@@ -94,7 +94,8 @@ def _bytes_by_operator(
 
     A module that computes something by itself is an operator at the place where it first saves something, which
     another dtype may change (a cast that is none saves nothing). So operators are matched by name, whatever their
-    order. What an operator that only `low` has saves counts for the module around it.
+    order. What an operator that only `low` has saves counts for the module around it. An operator's work is beyond
+    what is saved by those before it, which the order changes: the sum stays.
     """
     with_parameters = [{o.name for o in d.operators if o.parameters} for d in (description, low)]
     if with_parameters[0] != with_parameters[1]:
@@ -104,6 +105,8 @@ def _bytes_by_operator(
         for o in description.operators
     }
     last = description.operators[0].name
+    held = dict.fromkeys(_SAVED, 0)  # by operators up to `o`
+    needed: dict[str, tuple[int, int]] = {}
     for o in low.operators:
         place = o.name
         while place not in found and place:
@@ -111,11 +114,17 @@ def _bytes_by_operator(
         last = place if place in found else last
         for key in _SAVED:
             found[last][key] += getattr(o, key)
-        for key in _WORK:
-            found[last][key] = max(found[last][key], getattr(o, key))
+            held[key] += getattr(o, key)
+        sums = [held[saved] + getattr(o, work) for saved, work in zip(_SAVED, _WORK, strict=True)]
+        needed[last] = tuple(map(max, sums, needed.get(last, sums)))
         for key in _KERNELS:
             at = getattr(o, key)
             found[last][key] += low.kernels[at] if at >= 0 else ()
+    held = dict.fromkeys(_SAVED, 0)
+    for o in description.operators:
+        for saved, work, most in zip(_SAVED, _WORK, needed.get(o.name, (0, 0)), strict=True):
+            held[saved] += found[o.name][saved]
+            found[o.name][work] = max(0, most - held[saved])
     return found
 
 

@@ -113,6 +113,21 @@ void mixed_buckets_by_hand() {
   CHECK_EQ(largest_peak(s), 200 + 160 + 40);
 }
 
+// Replicated slices under mixed precision: the gradient of a further micro-batch is as wide as the sum, and
+// is there until a copy of half of it has been made.
+void further_gradients_of_slices_by_hand() {
+  Step s;
+  StepOperator& o = s.operators.emplace_back();
+  o.name = "op", o.forward_ps = 10, o.backward_ps = 20;
+  o.whole_gradient_bytes = 80, o.resident_bytes = 100;
+  s.buckets.push_back(
+      {.name = "op", .members = {0}, .reduce = {7, 7}, .buffer_bytes = 40, .further_bytes = 80});
+  CHECK_EQ(largest_peak(s), 100 + 80 + 40);
+  s.accumulation = 2;
+  CHECK_EQ(largest_peak(s), 100 + 80 + 80 + 40);
+  CHECK_EQ(play(s).peak_bytes, 100 + 80 + 80 + 40);
+}
+
 Request request(Random& dice) {
   Request r = random_request(dice);
   r.device.ranks = 2 * draw(dice, 1, 2);
@@ -200,6 +215,7 @@ int main() {
   called_again_by_hand();
   recomputed_before_or_after_the_request();
   mixed_buckets_by_hand();
+  further_gradients_of_slices_by_hand();
   no_timing_holds_more();
   return report("test_largest_peak");
 }

@@ -111,7 +111,10 @@ void slices_in_16_bits_are_summed_in_float() {
   for (Tensor& t : model.operators[0].tensors) t.compute_row_bytes = t.row_bytes / 2;
   const int64_t out = model.operators[0].out_features, in = model.operators[0].in_features;
   CHECK((work(Split::Out) == Work(0, 500 + 5 * 3 * in * 4)));
-  CHECK((work(Split::In) == Work(5 * 3 * out * 4, 500)));
+  CHECK((work(Split::In) == Work(5 * 3 * out * (4 + 2), 500)));
+  model.operators[0].tensors[0].trainable = false;  // so the input is not saved
+  CHECK((work(Split::In) == Work(5 * 3 * (out * (4 + 2) + in * 2), 500)));
+  model.operators[0].tensors[0].trainable = true;
   // The forward's is in its peak, and gone after it.
   plan.choices[0] = {Mode::FullShard, 2, 2, Split::In};
   Step step = step_of(model, request(4), plan, {{"a", {0}, {{0, 0}}, 1}}, 1, {});

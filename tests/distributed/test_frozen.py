@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable
 
@@ -12,6 +13,9 @@ from support import plans
 from support.pair import Pair, adamw, naming, train_all, unused_optimizer
 from support.workload import Workload, vectors
 from torch import nn
+
+import osdp
+from osdp.sharding.sharded_model import runtime_of
 
 
 def layers() -> nn.Module:
@@ -111,6 +115,37 @@ def freeze_later(me: Member) -> None:
 
 def test_freezing_and_thawing_between_steps(ranks):
     ranks(freeze_later, world=2)
+
+
+class Branches(nn.Module):
+    """Two layers read one value; in backward the wide one, whose weight is frozen, comes first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.trained, self.wide = nn.Linear(6, 6), nn.Linear(6, 8), nn.Linear(6, 64)
+        self.wide.weight.requires_grad_(False)
+        self.look: Callable[[], None] = lambda: None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.first(x)
+        trained = self.trained(h)
+        trained.register_hook(lambda gradient: self.look())
+        return trained.sum(-1) + self.wide(h).square().sum(-1)
+
+
+def gathered_beside_another_branch(me: Member) -> None:
+    model = Branches()
+    plan = plans.apart(osdp.Plan.uniform(osdp.describe(model, torch.randn(4, 6)), "FULL_SHARD"))
+    osdp.fully_shard(model, dataclasses.replace(plan, prefetch=0), process_group=me.group)
+    seen = []
+    model.look = lambda: seen.append(runtime_of(model).gathered_bytes())
+    for _ in range(2):
+        model(torch.randn(4, 6)).sum().backward()
+    assert seen == [(6 * 8 + 8) * 4] * 2  # `trained`
+
+
+def test_a_frozen_weight_is_not_held_while_other_readers_of_its_input_run(ranks):
+    ranks(gathered_beside_another_branch, world=2)
 
 
 def input_gradients(me: Member) -> None:

@@ -250,6 +250,9 @@ def peaks_of_random_programs(
         ((1, 14), "bf16-reduce-fp32", 1, False),
         ((1, 9), "fp16", 2, False),
         ((0, 2, 3, 8, 9), "fp32", 1, True),
+        ((1, 9), "bf16", 1, True),
+        ((5,), "bf16", 2, True),
+        ((5,), "bf16", 3, False),
     ],
 )
 def test_no_step_of_a_random_program_holds_more_than_its_plan_says(

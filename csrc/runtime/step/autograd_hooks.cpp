@@ -1,10 +1,14 @@
 #include "runtime/step/autograd_hooks.hpp"
 
 #include <ATen/functorch/BatchedTensorImpl.h>
+#include <ATen/record_function.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
+
+#include <limits>
+#include <unordered_set>
 
 #include "comm/left_out.hpp"
 #include "runtime/step/backward.hpp"
@@ -13,7 +17,10 @@
 namespace osdp::runtime {
 namespace {
 
+using torch::autograd::Node;
 using torch::autograd::variable_list;
+
+constexpr uint64_t kLeaf = std::numeric_limits<uint64_t>::max();  // sequence number of AccumulateGrad nodes
 
 struct BeforeGradient final : torch::autograd::FunctionPreHook {
   std::weak_ptr<BackwardPass> pass;
@@ -35,20 +42,23 @@ struct AfterGradient final : torch::autograd::FunctionPostHook {
   }
 };
 
-// The backward of a call ends: before the hooks that are on this gradient already, of which one may begin the
-// backward of the call before. That would gather its units beside those of this call, which are read no
-// longer.
-struct EndsCall final : torch::autograd::FunctionPreHook {
+struct EndsCall final : torch::autograd::FunctionPostHook {
   std::shared_ptr<BackwardPass> pass;
   const Call* call;
   std::shared_ptr<Invocation> invocation;
   EndsCall(std::shared_ptr<BackwardPass> b, const Call& c, std::shared_ptr<Invocation> i)
       : pass(std::move(b)), call(&c), invocation(std::move(i)) {}
-  variable_list operator()(const variable_list& gradients) override {
-    pass->end_call(*call, *invocation);
-    return gradients;
+  variable_list operator()(const variable_list& outputs, const variable_list&) override {
+    pass->node_has_run(*call, *invocation);
+    return outputs;
   }
 };
+
+// Outputs of torch.vmap: the graph belongs to the wrapped tensor.
+at::Tensor with_graph(at::Tensor output) {
+  while (const auto* batched = at::functorch::maybeGetBatchedImpl(output)) output = batched->value();
+  return output;
+}
 
 // A hook on a leaf would stay there for ever, and is not needed: no part of the module's graph lies behind a
 // leaf.
@@ -88,21 +98,39 @@ void follow_stream(Parameter& param) {
 
 void watch_outputs(const std::shared_ptr<BackwardPass>& pass, const Call& call,
                    const std::vector<at::Tensor>& outputs, const std::shared_ptr<Invocation>& invocation) {
-  for (at::Tensor output : outputs) {
-    // Outputs of torch.vmap: the graph belongs to the wrapped tensor.
-    while (const auto* batched = at::functorch::maybeGetBatchedImpl(output)) output = batched->value();
+  for (const at::Tensor& each : outputs) {
+    const at::Tensor output = with_graph(each);
     if (hookable(output))
       output.register_hook(
           [pass, &call, invocation](const at::TensorBase&) { pass->begin_call(call, invocation.get()); });
   }
 }
 
-void watch_inputs(const std::shared_ptr<BackwardPass>& pass, const Call& call,
-                  const std::vector<at::Tensor>& inputs, const std::shared_ptr<Invocation>& invocation) {
-  for (const at::Tensor& input : inputs) {
-    if (!hookable(input)) continue;
-    auto& hooks = input.grad_fn()->tensor_pre_hooks();
-    hooks.insert(hooks.begin(), std::make_unique<EndsCall>(pass, call, invocation));
+void watch_end(const std::shared_ptr<BackwardPass>& pass, const Call& call,
+               const std::vector<at::Tensor>& outputs, const std::shared_ptr<Invocation>& invocation) {
+  const uint64_t thread = at::RecordFunction::currentThreadId();  // each has sequence numbers of its own
+  const auto inside = [&](const Node* node) {
+    return node && node->sequence_nr() >= invocation->first && node->sequence_nr() != kLeaf &&
+           node->thread_id() == thread;
+  };
+  std::unordered_set<Node*> found;
+  std::vector<Node*> open;
+  const auto reach = [&](Node* node) {
+    if (inside(node) && found.insert(node).second) open.push_back(node);
+  };
+  for (const at::Tensor& each : outputs)
+    if (const at::Tensor output = with_graph(each); hookable(output)) reach(output.grad_fn().get());
+  while (!open.empty()) {
+    Node* node = open.back();
+    open.pop_back();
+    bool leaves = false;
+    for (const torch::autograd::Edge& edge : node->next_edges()) {
+      leaves |= edge.is_valid() && !inside(edge.function.get());
+      reach(edge.function.get());
+    }
+    if (!leaves) continue;
+    invocation->last.push_back(node);
+    node->add_post_hook(std::make_unique<EndsCall>(pass, call, invocation));
   }
 }
 

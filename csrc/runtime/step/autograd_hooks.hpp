@@ -56,9 +56,10 @@ void follow_stream(Parameter& param);
 void watch_outputs(const std::shared_ptr<BackwardPass>& pass, const Call& call,
                    const std::vector<at::Tensor>& outputs, const std::shared_ptr<Invocation>& invocation);
 
-// Hooks the inputs: the backward of the call ends when the gradient of an input is complete.
-void watch_inputs(const std::shared_ptr<BackwardPass>& pass, const Call& call,
-                  const std::vector<at::Tensor>& inputs, const std::shared_ptr<Invocation>& invocation);
+// Finds the nodes that the call has added between its first one and `outputs`, and hooks those from which
+// gradients leave the call: its backward ends when they have run.
+void watch_end(const std::shared_ptr<BackwardPass>& pass, const Call& call,
+               const std::vector<at::Tensor>& outputs, const std::shared_ptr<Invocation>& invocation);
 
 // Arranges for BackwardPass::finish to run when the running graph task ends, or BackwardPass::abort when the
 // task is destroyed without that (after an exception the engine does not run callbacks, but destroys their

@@ -94,11 +94,15 @@ void BackwardPass::begin_call(const Call& call, Invocation* invocation) {
   stack_.tell_backward_of(call);
   range_.begin(call.module, "backward");
   const bool reads = invocation && std::exchange(invocation->backward, step_.backwards) != step_.backwards;
+  if (reads)
+    invocation->left = std::count_if(invocation->last.begin(), invocation->last.end(), in_graph_task);
   units_.begin_call_backward(call, reads, again);
 }
 
-void BackwardPass::end_call(const Call& call, Invocation& invocation) {
-  if (!step_.in_backward || std::exchange(invocation.backward, -1) != step_.backwards) return;
+void BackwardPass::node_has_run(const Call& call, Invocation& invocation) {
+  if (!step_.in_backward || invocation.backward != step_.backwards || --invocation.left > 0) return;
+  invocation.backward = -1;
+  NoInference no_inference;
   units_.end_call_backward(call);
 }
 

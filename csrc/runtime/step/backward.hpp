@@ -41,8 +41,8 @@ class BackwardPass {
   void begin();  // no-op during a backward
   // The backward of a call begins: an output's gradient has arrived. `invocation` may be null.
   void begin_call(const Call& call, Invocation* invocation);
-  // The backward of a call ends: the gradient of an input has arrived.
-  void end_call(const Call& call, Invocation& invocation);
+  // One of its last nodes has run; with the last of them the backward of the call ends.
+  void node_has_run(const Call& call, Invocation& invocation);
   void before_gradient(Parameter& param);
   // `made`: the gradient that autograd accumulated.
   void after_gradient(Parameter& param, const at::Tensor& made);

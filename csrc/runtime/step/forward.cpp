@@ -1,5 +1,6 @@
 #include "runtime/step/forward.hpp"
 
+#include <ATen/SequenceNumber.h>
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
@@ -99,10 +100,15 @@ void ForwardPass::close(bool failed) {
   views_.call_hooks();
 }
 
-bool ForwardPass::wants_inputs(const Call& call) {
+namespace {
+
+// See Note [Frozen parameters].
+bool reads_frozen(const Call& call) {
   return at::GradMode::is_enabled() &&
          std::any_of(call.units.begin(), call.units.end(), [](const Unit* u) { return u->frozen_part(); });
 }
+
+}  // namespace
 
 // Note [Functions that are recomputed]
 // A re-entrant checkpoint runs a function without recording a graph in forward, and again during backward,
@@ -116,7 +122,7 @@ void ForwardPass::note_recomputation() {
     if (frame.grad) units_.keep_recomputed(*frame.call);
 }
 
-void ForwardPass::begin_call(Call& call, const std::vector<at::Tensor>& inputs) {
+void ForwardPass::begin_call(Call& call) {
   NoInference no_inference;
   if (stack_.empty()) backward_.await_end();
   if (full_params_.lends()) return full_params_.lend(call);
@@ -132,12 +138,12 @@ void ForwardPass::begin_call(Call& call, const std::vector<at::Tensor>& inputs) 
   }
   const bool grad = at::GradMode::is_enabled();
   if (!grad) note_recomputation();
-  const auto invocation = inputs.empty() ? nullptr : std::make_shared<Invocation>();
+  const auto invocation = reads_frozen(call) ? std::make_shared<Invocation>() : nullptr;
+  if (invocation) invocation->first = at::sequence_number::peek();
   CallStack::Frame& frame = stack_.push({&call, invocation, {}, false, grad});
   frame.range.begin(call.module, step_.in_backward ? "recomputation" : "forward");
   stack_.tell_place(step_.in_backward);
   units_.begin_call(call);
-  if (invocation) watch_inputs(backward_.handle(), call, inputs, invocation);
 }
 
 bool ForwardPass::begins_forward(const Call& call) {
@@ -162,7 +168,11 @@ void ForwardPass::end_call(Call& call, const std::vector<at::Tensor>& outputs, b
     error = std::current_exception();
     failed = true;
   }
-  if (!failed && at::GradMode::is_enabled()) watch_outputs(backward_.handle(), call, outputs, invocation);
+  if (!failed && at::GradMode::is_enabled()) {
+    // The root's ends with the backward anyway.
+    if (invocation && !call.root) watch_end(backward_.handle(), call, outputs, invocation);
+    watch_outputs(backward_.handle(), call, outputs, invocation);
+  }
   units_.end_call(call, failed);
   if (!step_.in_backward) stack_.tell_place(false);
   if (stack_.empty() && !step_.in_backward) close(failed);

@@ -33,9 +33,7 @@ class ForwardPass {
         backward_(backward),
         full_params_(full_params) {}
 
-  // Whether begin_call needs the inputs that require gradients: see Note [Frozen parameters].
-  static bool wants_inputs(const Call& call);
-  void begin_call(Call& call, const std::vector<at::Tensor>& inputs);
+  void begin_call(Call& call);
   // Called before a forward() runs. True if `call` is the innermost call and this is its first forward;
   // otherwise forward() was called directly, and nothing has been gathered for it yet.
   bool begins_forward(const Call& call);

@@ -2,12 +2,17 @@
 // within a step is UnitScheduler's (step/unit_state.hpp).
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
 #include "faults/task_name.hpp"
 #include "runtime/store/shard_groups.hpp"
 #include "runtime/store/shard_store.hpp"
+
+namespace torch::autograd {
+struct Node;
+}
 
 namespace osdp::runtime {
 
@@ -46,12 +51,16 @@ struct Unit {
 
 // Note [Frozen parameters]
 // Backward no longer reads a trainable parameter once its gradient has been accumulated. A frozen parameter
-// has no gradient that would signal this: it is read until the gradients of its call's inputs are computed.
-// So each invocation of a call whose units have frozen parameters is tracked separately: its backward begins
-// at the first gradient of an output and ends with the gradients of its inputs, which may be the outputs of
-// another call of the same unit.
+// has no gradient that would signal this: it is read until the last node that the call has added to the graph
+// has run. (The gradient of an input would come too late: it is complete when all that reads the input has
+// run.) So each invocation of a call whose units have frozen parameters is tracked separately: its backward
+// begins at the first gradient of an output and ends when the nodes have run from which gradients leave the
+// call. Every other node of the call runs before one of these.
 struct Invocation {
   int64_t backward = -1;  // the backward in which it is in progress; -1: none; see StepState::backwards
+  uint64_t first = 0;     // sequence number of the call's first node
+  std::vector<torch::autograd::Node*> last;  // gradients leave through these; none: ends with the backward
+  int64_t left = 0;                          // those of this backward that have not run yet
 };
 
 // A module whose call gathers units; or one of its methods other than forward, which a step may or may not

@@ -24,8 +24,8 @@ struct BucketMemory {
 // buffer is freed; they are counted from the begin on, which makes no difference to the largest peak.
 inline BucketMemory memory_of(const StepBucket& bucket, bool adds) {
   const int64_t means = adds ? 0 : bucket.mean_bytes;
-  return {bucket.buffer_bytes + means - bucket.cast_bytes, std::max<int64_t>(0, bucket.cast_bytes - means),
-          -bucket.buffer_bytes};
+  const int64_t packed = bucket.cast_bytes + (adds ? bucket.further_bytes : 0);
+  return {bucket.buffer_bytes + means - packed, std::max<int64_t>(0, packed - means), -bucket.buffer_bytes};
 }
 
 // The bytes of units that are gathered or being gathered, but for those that stay gathered.

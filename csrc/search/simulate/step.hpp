@@ -89,6 +89,9 @@ struct StepBucket {
   int64_t buffer_bytes = 0;  // buffer that they are packed into
   // Under mixed precision: the gradients that are freed once they are packed, and the means that are kept.
   int64_t cast_bytes = 0, mean_bytes = 0;
+  // Under mixed precision, of replicated slices: the gradient of a further micro-batch, as wide as the sum to
+  // which its mean is added, until it is packed.
+  int64_t further_bytes = 0;
 };
 
 // How the runtime communicates; see csrc/comm/lane.hpp.

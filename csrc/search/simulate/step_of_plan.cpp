@@ -126,15 +126,17 @@ class Builder {
   }
 
   // Products of slices in 16 bits are summed in float (csrc/ops/products.hpp): outputs of input slices in
-  // forward, the input's gradient of output slices in backward.
+  // forward, the input's gradient of output slices in backward. Forward holds what the sum becomes too, and
+  // an input that no backward needs.
   void add_sum_of_slices(StepOperator& o, const Operator& op, Split split) const {
     if (op.tensors[op.split_tensor].compute_bytes() != 2 * op.out_features * op.in_features) return;
     const bool by_out = split == Split::Out;
-    const int64_t width = by_out ? op.in_features : op.out_features;
     int64_t& work = by_out ? o.work_bytes : o.forward_work_bytes;
-    const auto float_sum = static_cast<int128>(op.rows_per_sample) * width * int64_t{sizeof(float)};
-    if (float_sum > kLargestSum) throw InvalidProblem("operator '" + op.name + "': more than 2^61 bytes");
-    work = Linear{work, static_cast<int64_t>(float_sum)}(plan_.batch.size);
+    int128 row = static_cast<int128>(by_out ? op.in_features : op.out_features) * sizeof(float);
+    if (!by_out) row += 2 * (op.out_features + (op.tensors[op.split_tensor].trainable ? 0 : op.in_features));
+    const int128 all = op.rows_per_sample * row;
+    if (all > kLargestSum) throw InvalidProblem("operator '" + op.name + "': more than 2^61 bytes");
+    work = Linear{work, static_cast<int64_t>(all)}(plan_.batch.size);
   }
 
   void add_unit(PlannedUnit unit) {
@@ -279,7 +281,9 @@ class Builder {
     for (const Tensor& t : op.tensors) others += t.trainable && &t != &weight ? t.reduce_bytes() : 0;
     const bool mixed = weight.compute_bytes() != weight.bytes() || weight.reduce_bytes() != weight.bytes();
     add_bucket(unit.name + " bias", {i}, others, mixed ? others : 0);
-    if (weight.trainable) add_bucket(unit.name, {i}, whole * sent, mixed ? whole * sent : 0);
+    if (!weight.trainable || whole == 0) return;
+    add_bucket(unit.name, {i}, whole * sent, mixed ? whole * sent : 0);
+    if (mixed) step_.buckets.back().further_bytes = whole * (weight.bytes() / choice.granularity);
   }
 
   const Model& model_;

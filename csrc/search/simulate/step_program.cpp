@@ -72,7 +72,7 @@ void check(const Step& step) {
   for (const StepBucket& b : step.buckets) {
     check_members(b.name, b.members);
     check_time(b.name, b.reduce);
-    check_bytes(b.name, {b.buffer_bytes, b.cast_bytes, b.mean_bytes});
+    check_bytes(b.name, {b.buffer_bytes, b.cast_bytes, b.mean_bytes, b.further_bytes});
   }
   if (step.accumulation < 1 || step.prefetch < 0 || step.optimizer_ps < 0)
     throw InvalidProblem("accumulation, prefetch or optimizer of a step");
@@ -275,13 +275,20 @@ class Writer {
       backward_of(i);
       memory(-o.work_bytes);
       for (int u : completes_[i]) complete(u);
-      if (accumulates_) memory(-o.whole_gradient_bytes);  // added to the earlier micro-batches' sum
+      if (accumulates_) memory(packed_by_buckets(i) - o.whole_gradient_bytes);  // the rest is in the sum
       for (int b : fills_[i]) add(Kind::ReduceBucket, b).adds = accumulates_;
       memory(-o.saved_bytes);
       if (o.block >= 0 && block_begin_[o.block] == i) memory(-step_.blocks[o.block].input_bytes);
     }
     add(Kind::AwaitCommunication, -1);
     program_.order.push_back(-1);
+  }
+
+  // The part of its gradient in a further micro-batch that is freed once a bucket has packed it.
+  int64_t packed_by_buckets(int i) const {
+    int64_t bytes = 0;
+    for (int b : fills_[i]) bytes += step_.buckets[b].further_bytes;
+    return bytes;
   }
 
   void backward_of(int i) {

@@ -62,6 +62,25 @@ def test_operators_are_matched_by_name() -> None:
     check(SavesEarlierInFloat32(), cast=2 * 32)
 
 
+def needed(description: osdp.ModelDescription) -> dict[str, int]:
+    """By operator with parameters: bytes per sample of activations while its backward runs."""
+    held, found = 0, {}
+    for o in description.operators:
+        held += o.saved_bytes_per_sample
+        if o.parameters:
+            found[o.name] = held + o.work_bytes_per_sample
+    return found
+
+
+def test_work_is_beyond_what_is_saved_before_it_in_the_order_of_the_description() -> None:
+    model = SavesEarlierInFloat32()
+    x = torch.randn(4, 32)
+    low = osdp.describe(model, x, precision="bf16")
+    really = osdp.describe(model.bfloat16(), x.bfloat16())
+    cast = 2 * 32  # of the input
+    assert needed(low) == {name: bytes_ + cast for name, bytes_ in needed(really).items()}
+
+
 def test_what_only_the_lower_precision_saves_counts_for_the_module_around_it() -> None:
     check(SavesOnlyInBfloat16(), cast=0)  # tanh saves its result, not what it was given
 

@@ -26,7 +26,7 @@ OURS, THEIRS = "#4c78a8", "#e45756"
 # Where a label stands beside its point: (points to the right, points up, alignment).
 PLACES = {
     "FSDP1": (7, -10, "left"),
-    "OSDP FULL_SHARD": (0, 7, "center"),
+    "OSDP FULL_SHARD": (7, 5, "left"),  # beside the axis: not across it
     "OSDP SHARD_GRAD_OP": (8, -15, "left"),
 }
 

@@ -113,7 +113,9 @@ def fully_shard(
     try:
         offload = wants_offload(cpu_offload)
         moves = offload or device_id is not None
-        check_plan_and_model(model, plan, together.world_size, moves, handover is not None)
+        check_plan_and_model(
+            model, plan, together.world_size, moves, handover.without_memory if handover else ()
+        )
         if handover is not None:
             handover.check_group(group)
         policy = chosen_precision(mixed_precision, plan, model)

@@ -12,6 +12,7 @@ holds them may have been created before. Until `begin`, an error restores the pa
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from types import TracebackType
 
 import torch
@@ -74,6 +75,11 @@ class Handover:
                 # On the device of computation, where the model is traced, also if the rows are offloaded.
                 parameter.data = torch.zeros((), dtype=parameter.dtype, device=sharded.device).expand(shape)
         return self
+
+    @property
+    def without_memory(self) -> Collection[int]:
+        """Ids of the parameters that have their full shape but no memory."""
+        return self._rows.keys()
 
     def check_group(self, group: dist.ProcessGroup) -> None:
         for module, sharded in self.parts:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import distributed as dist
 from torch import nn
@@ -19,11 +21,12 @@ from osdp.sharding.shared_memory import refuse_aliases
 from osdp.sharding.torch_patches.other_parallels import refuse_others
 
 
-def _refuse_overlapping(model: nn.Module, parameters: bool) -> None:
+def _refuse_overlapping(model: nn.Module, handed_over: Collection[int]) -> None:
     """Raises ShardingError for a tensor whose elements share memory (`expand`, some of `as_strided`): rank 0's values
     cannot be written to it, and its bytes are fewer than its elements. And for one whose memory does not hold its values
     but their conjugates (`conj()` is lazy) or negatives."""
-    kinds = [("buffer", model.named_buffers()), ("parameter", model.named_parameters() if parameters else ())]
+    own = [(name, p) for name, p in model.named_parameters() if id(p) not in handed_over]
+    kinds = [("buffer", model.named_buffers()), ("parameter", own)]
     for what, tensors in kinds:
         for name, tensor in tensors:
             if tensor.is_conj() or tensor.is_neg():
@@ -69,10 +72,10 @@ def usable_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
 
 
 def check_plan_and_model(
-    model: nn.Module, plan: Plan, world_size: int, moves: bool = False, handed_over: bool = False
+    model: nn.Module, plan: Plan, world_size: int, moves: bool = False, handed_over: Collection[int] = ()
 ) -> None:
-    """`moves`: parameters will be moved to the device of computation, from wherever they are. `handed_over`: some are
-    sharded already, and have a shape without memory."""
+    """`moves`: parameters will be moved to the device of computation, from wherever they are. `handed_over`: ids of
+    those that are sharded already, and have a shape without memory."""
     if not isinstance(plan, Plan):
         raise InvalidProblemError(
             f"plan must be an osdp.Plan, got a {type(plan).__name__}: make one with osdp.search(...), "
@@ -88,7 +91,7 @@ def check_plan_and_model(
         )
     compiled_modules(model)  # may raise
     refuse_others(model)
-    _refuse_overlapping(model, parameters=not handed_over)
+    _refuse_overlapping(model, handed_over)
     check_same_model(plan, describe(model))
     refuse_aliases(model, _names_sharded(plan) if world_size > 1 else ())
     if with_gradient := [name for name, p in model.named_parameters() if p.grad is not None]:

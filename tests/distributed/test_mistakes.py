@@ -289,6 +289,20 @@ def sharing_memory(me: Member) -> None:
         model.scale = nn.Parameter(torch.ones(4, 1).expand(4, 4), requires_grad=trained)
         with pytest.raises(osdp.ShardingError, match=r"parameter 'scale' is an expanded tensor.*contiguous"):
             by_function(model, me.group)
+        for parts in (
+            False,
+            True,
+        ):  # beside parts that are sharded already, whose parameters have no memory then
+            model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+            model[1].weight = nn.Parameter(torch.ones(1).expand(4, 4), requires_grad=trained)
+            if parts:
+                osdp.fully_shard(model[0], process_group=me.group)
+            with pytest.raises(
+                osdp.ShardingError, match=r"parameter '1\.weight' is an expanded tensor.*contiguous"
+            ):
+                osdp.fully_shard(model, process_group=me.group)
+            model[1].weight = nn.Parameter(torch.ones(4, 4), requires_grad=trained)
+            osdp.fully_shard(model, process_group=me.group)
     flat, model = torch.rand(16), nn.Linear(6, 4)
     model.left, model.right = nn.Parameter(flat[:8].view(2, 4)), nn.Parameter(flat[8:].view(2, 4))
     model.register_buffer("turned", torch.rand(3, 4).t())

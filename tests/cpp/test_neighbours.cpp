@@ -76,6 +76,12 @@ void changes_are_plans_of_the_problem_and_the_same_again() {
       kept += keeps;
       again = plan = more;
     }
+    for (const auto& change : one.in_order()) {
+      Candidacy next = plan;
+      const bool changes = change(next);
+      CHECK_EQ(changes, !equal(next, plan));
+      r.check(next);
+    }
   }
   CHECK(changed > 4000);
   CHECK(shrunk > 3000);

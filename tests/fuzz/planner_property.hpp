@@ -81,6 +81,7 @@ inline void try_schedule(Draws& d, Answered& a) {
   }
   ++a.plans;
   check_found(model, request, {s.batch, s.transient_bytes, s.decision, s.step_ps, s.peak_bytes}, d);
+  for (const Found& f : s.runners_up) check_found(model, request, f, d);
   const double per_sample = static_cast<double>(s.step_ps) / static_cast<double>(s.batch.samples());
   must(s.lower_bound_s_per_sample >= 0 && s.lower_bound_s_per_sample <= per_sample * 1e-12 * (1 + 1e-9),
        "the search's bound is not above its plan");

@@ -43,6 +43,7 @@ bool BranchAndBound::accept(const FixedNode& leaf, Batch batch) {
     return false;
   }
   const Found found{batch, used, leaf.decision, leaf.time_ps, *worst};
+  if (!any_) found_.offer(found);
   if (best_.feasible && !found.faster_than({best_.batch, 0, {}, best_.step_ps, 0})) return true;
   best_.feasible = true;
   best_.batch = batch;
@@ -73,6 +74,8 @@ void BranchAndBound::go_on() {
         rebuild_tree();
       } else if (useless(top) || go_on_in_subproblem(top)) {
         continue;
+      } else if (top.lean < top.large) {
+        cut_transients(top);
       } else if (top.box.lo == top.box.hi) {
         solve(top);
       } else {
@@ -98,6 +101,8 @@ void BranchAndBound::finish() {
     if (gave_up_) lowest = 0;
     best_.optimal = proven;
     best_.lower_bound_s_per_sample = lowest * 1e-12;
+    best_.runners_up =
+        found_.beside({best_.batch, best_.transient_bytes, best_.decision, best_.step_ps, best_.peak_bytes});
   }
   best_.seconds = watch_.seconds();
 }

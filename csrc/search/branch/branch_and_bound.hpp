@@ -30,7 +30,7 @@ struct BranchNode {
   }
 };
 
-// One batch and one transient, searched by label setting.
+// One batch and one transient, or several nearly equal ones, searched by label setting.
 // Note [Label subproblems] in branch/label_subproblem.cpp.
 struct LabelSubproblem {
   LabelSubproblem(ChainResources chain, const std::vector<double>& phase_prices)
@@ -40,17 +40,23 @@ struct LabelSubproblem {
   double allowance = 4e-3;     // relative distance above its bound up to which it is searched next
   bool begun = false;          // searched at least once
 };
-using SubproblemKey = std::array<int64_t, 3>;  // batch, accumulation, transient
+using SubproblemKey = std::array<int64_t, 4>;  // batch, accumulation, transients
 inline SubproblemKey key_of(const BranchNode& w) {
-  return {w.lo.size, w.lo.accumulation, static_cast<int64_t>(w.large)};
+  return {w.lo.size, w.lo.accumulation, static_cast<int64_t>(w.lean), static_cast<int64_t>(w.large)};
 }
 
 class BranchAndBound {
  public:
   // `any`: stop at the first plan that fits.
   BranchAndBound(const Model& model, const Request& request, const Budget& budget, const Kinds& kinds,
-                 Stopwatch& watch, bool any)
-      : model_(model), request_(request), budget_(budget), watch_(watch), any_(any), kinds_(kinds) {}
+                 Stopwatch& watch, bool any, const ScheduleTuning& tuning = {})
+      : model_(model),
+        request_(request),
+        budget_(budget),
+        watch_(watch),
+        any_(any),
+        tuning_(tuning),
+        kinds_(kinds) {}
 
   // An initial incumbent, if it fits.
   void offer(const Decision& decision, Batch batch) {
@@ -70,6 +76,7 @@ class BranchAndBound {
   void push(BranchNode w);
   bool cut(const BranchNode& w);
   void cut_transients(const BranchNode& w);
+  bool alike(size_t lean, size_t large) const;
   bool mixes_batches(const BranchNode& w);
   void cut_ways(const BranchNode& w);
   void rebuild_tree();
@@ -98,15 +105,19 @@ class BranchAndBound {
   void dive(const BranchNode& w);
   bool least_plan(const BranchNode& w, const std::vector<double>& prices);
   bool fit(Decision decision, const BranchNode& w, const Pricing& pricing, const std::vector<double>& prices);
-  // For regions of one batch and transient. room(): the limit net of the reserve.
+  // For regions of one batch and nearly equal transients. room(): the limit net of the largest reserve;
+  // most_room(): net of the smallest.
   Pricing pricing(const BranchNode& w) const {
     return {model_, request_, kinds_, w.lo, kinds_.transients[w.large], false};
   }
-  int64_t room(const BranchNode& w) const {
-    return request_.limit_bytes - request_.reserve_bytes(kinds_.transients[w.large]);
+  int64_t room(const BranchNode& w) const { return room(w.large); }
+  int64_t most_room(const BranchNode& w) const { return room(w.lean); }
+  int64_t room(size_t transient) const {
+    return request_.limit_bytes - request_.reserve_bytes(kinds_.transients[transient]);
   }
   ChainResources chain(const BranchNode& w, bool memory_alone) const {
-    return {model_, request_, kinds_, w.lo, kinds_.transients[w.large], memory_alone};
+    return {model_,      request_, kinds_, w.lo, {kinds_.transients[w.large], kinds_.transients[w.lean]},
+            memory_alone};
   }
 
   void depth_first();  // Algorithm 1 of the paper (paper/algorithm_1.cpp)
@@ -116,6 +127,7 @@ class BranchAndBound {
   const Budget& budget_;
   Stopwatch& watch_;
   const bool any_;
+  const ScheduleTuning tuning_;
   const Kinds& kinds_;
   std::set<SubproblemKey> rounded_, priced_;
   std::set<SubproblemKey> broken_rows_;  // of leaves whose plan violated a row
@@ -125,6 +137,7 @@ class BranchAndBound {
   std::map<int64_t, Cheapest> cheapest_;  // by accumulation
   std::priority_queue<BranchNode> open_;
   Schedule best_;
+  RunnersUp found_;
   int64_t number_ = 0;
   int broken_ = 0;  // the phase over the limit in the last plan that accept() refused
   std::map<SubproblemKey, LabelSubproblem> subproblems_;

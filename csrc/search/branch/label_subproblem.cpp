@@ -51,7 +51,13 @@ bool BranchAndBound::go_on_in_subproblem(BranchNode w) {
   }
   if (found.found) {
     if (accept({Status::Optimal, found.time_ps, 0, found.decision, 0}, w.lo)) return true;
-    give_up(w, w.bound);
+    if (w.lean == w.large) {
+      give_up(w, w.bound);
+    } else {  // exceeds the limit with the reserve of its own transient
+      w.bound = std::max(w.bound, static_cast<double>(found.time_ps));
+      subproblems_.erase(at);
+      cut_transients(w);
+    }
     return true;
   }
   w.bound = std::max(w.bound, static_cast<double>(most) + 1);

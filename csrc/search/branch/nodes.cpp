@@ -19,6 +19,12 @@ Cheapest& BranchAndBound::cheapest(int64_t accumulation) {
 
 Region BranchAndBound::region(const BranchNode& w) const { return {w.lo, w.hi, w.lean, w.large, w.box}; }
 
+// Whether the reserves of these transients are nearly equal. They are then separated only where it matters.
+bool BranchAndBound::alike(size_t lean, size_t large) const {
+  return static_cast<double>(room(lean) - room(large)) <=
+         tuning_.alike * static_cast<double>(request_.limit_bytes);
+}
+
 // Whether no plan of the region can be better than the incumbent.
 bool BranchAndBound::useless(const BranchNode& w) const {
   if (!best_.feasible) return false;
@@ -66,10 +72,10 @@ void BranchAndBound::push(BranchNode w) {
 }
 
 // Branches a region on what its relaxation mixes, batch size or transient, whichever is more bytes. If the
-// mixture is a single plan, that plan's value is separated from the rest. False for one batch and
-// transient.
+// mixture is a single plan, that plan's value is separated from the rest. False for one batch with nearly
+// equal transients.
 bool BranchAndBound::cut(const BranchNode& w) {
-  const bool batches = w.lo.size < w.hi.size, transients = w.lean < w.large;
+  const bool batches = w.lo.size < w.hi.size, transients = !alike(w.lean, w.large);
   if (!batches && !transients) return false;
   if (transients && (!batches || !mixes_batches(w))) {
     cut_transients(w);

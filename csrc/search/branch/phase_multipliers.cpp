@@ -22,7 +22,7 @@ bool BranchAndBound::price_phases(BranchNode& w) {
     if (!best_.feasible) return 1.05 * w.bound;
     return samples * static_cast<double>(best_.step_ps) / static_cast<double>(best_.batch.samples());
   };
-  const int64_t limit = room(w);
+  const int64_t limit = most_room(w);
   const Pricing pricing = this->pricing(w);
   if (!pricing.possible()) return false;
   const size_t n = pricing.phases();

@@ -7,15 +7,6 @@
 #include "search/problem/validate.hpp"
 
 namespace osdp::search {
-
-bool faster(int64_t step_ps, Batch batch, int64_t other_ps, Batch other) {
-  return static_cast<int128>(step_ps) * other.samples() < static_cast<int128>(other_ps) * batch.samples();
-}
-
-bool Found::faster_than(const Found& other) const {
-  return faster(step_ps, batch, other.step_ps, other.batch);
-}
-
 namespace {
 
 // The smallest limit with a feasible plan, by bisection between a limit known to be infeasible and a feasible
@@ -40,7 +31,8 @@ int64_t smallest_limit(const Model& model, Request request, const Kinds& kinds, 
 
 }  // namespace
 
-Schedule schedule(const Model& model, const Request& request, const Budget& budget) {
+Schedule schedule(const Model& model, const Request& request, const Budget& budget,
+                  const ScheduleTuning& tuning) {
   validate(model);
   validate(request);
   Stopwatch watch(budget);
@@ -48,7 +40,7 @@ Schedule schedule(const Model& model, const Request& request, const Budget& budg
   const MinMemory least = min_memory(model, request, kinds, request.limit_bytes, watch);
   Schedule s;
   if (request.depth_first || least.bound_bytes <= request.limit_bytes) {
-    BranchAndBound search(model, request, budget, kinds, watch, false);
+    BranchAndBound search(model, request, budget, kinds, watch, false, tuning);
     if (!request.depth_first && least.peak_bytes <= request.limit_bytes) {
       search.offer(least.decision, least.batch);
     }

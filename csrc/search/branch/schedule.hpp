@@ -3,23 +3,9 @@
 #pragma once
 
 #include "search/branch/fixed_node.hpp"
-#include "search/problem/phases.hpp"
+#include "search/branch/runners_up.hpp"
 
 namespace osdp::search {
-
-// Whether a step of `step_ps` with `batch` takes less time per sample than one of `other_ps` with `other`.
-bool faster(int64_t step_ps, Batch batch, int64_t other_ps, Batch other);
-
-// A feasible plan: every phase fits.
-struct Found {
-  Batch batch;
-  int64_t transient_bytes = 0;  // the largest among the choices
-  Decision decision;
-  int64_t step_ps = 0, peak_bytes = 0;
-
-  // Whether it takes less time per sample.
-  bool faster_than(const Found& other) const;
-};
 
 struct Schedule {
   bool feasible = false;
@@ -30,10 +16,16 @@ struct Schedule {
   Decision decision;
   int64_t step_ps = 0, peak_bytes = 0;
   std::vector<int> phases;              // those that were rows: operator indices, or kWholeStep
+  std::vector<Found> runners_up;        // other plans, nearly as fast (branch/runners_up.hpp)
   int64_t smallest_limit_bytes = 0;     // if infeasible: the smallest feasible limit; 0: not known
   double lower_bound_s_per_sample = 0;  // per rank; proven by the whole search
   int64_t regions = 0, leaves = 0, nodes = 0, rows = 0;
   double seconds = 0;
+};
+
+// Affects the search's running time, not its result.
+struct ScheduleTuning {
+  double alike = 1e-3;  // fraction of the limit: transients with closer reserves share a region
 };
 
 // The plan that a search found.
@@ -41,6 +33,7 @@ inline Found found_of(const Schedule& s) {
   return {s.batch, s.transient_bytes, s.decision, s.step_ps, s.peak_bytes};
 }
 
-Schedule schedule(const Model& model, const Request& request, const Budget& budget = {});
+Schedule schedule(const Model& model, const Request& request, const Budget& budget = {},
+                  const ScheduleTuning& tuning = {});
 
 }  // namespace osdp::search

@@ -37,17 +37,63 @@ Neighbours::Neighbours(const Rehearsal& rehearsal) : rehearsal_(rehearsal) {
       if (options_[block[p]] > 1) places[{block.size(), p, options_[block[p]]}].push_back(block[p]);
   }
   for (auto& [place, operators] : places) alike_.push_back(std::move(operators));
+  list_in_order();
 }
 
-// Sets `operators` to `mode`, unsplit.
-void Neighbours::set(Candidacy& plan, const std::vector<int>& operators, Mode mode) const {
+void Neighbours::list_in_order() {
+  add_operators(open_);
+  for (const Kind* kind : recomputed_) {
+    for (const Recompute way : kind->ways) {
+      for (size_t most = kind->blocks.size(); most > 0; most /= 2) {
+        for (const bool first : {true, false}) {
+          in_order_.push_back([kind, way, most, first](Candidacy& plan) {
+            size_t left = most;
+            for (size_t n = 0; n < kind->blocks.size() && left > 0; ++n) {
+              Recompute& now = plan.decision.ways[kind->blocks[first ? n : kind->blocks.size() - 1 - n]];
+              if (now != way) now = way, --left;
+            }
+            return left < most;
+          });
+        }
+      }
+    }
+  }
+  for (const auto& alike : alike_) {
+    add_operators(alike);
+    if (alike.size() < 2) continue;
+    const auto middle = alike.begin() + static_cast<std::ptrdiff_t>(alike.size() / 2);
+    add_operators({alike.begin(), middle});
+    add_operators({middle, alike.end()});
+  }
+  for (size_t n = 0; n < kEnds && 2 * n < open_.size(); ++n) {
+    add_operators({open_[n]});
+    add_operators({open_[open_.size() - 1 - n]});
+  }
+}
+
+void Neighbours::add_operators(std::vector<int> operators) {
+  for (const Mode mode : rehearsal_.request().space.modes) {
+    for (const bool only_slices : {false, true})
+      in_order_.push_back([this, operators, mode, only_slices](Candidacy& plan) {
+        return set(plan, operators, mode, only_slices);
+      });
+  }
+}
+
+// Sets `operators`, or only those that are split, to `mode`, unsplit.
+bool Neighbours::set(Candidacy& plan, const std::vector<int>& operators, Mode mode, bool only_slices) const {
+  bool changed = false;
   for (const int i : operators) {
     const auto& list = rehearsal_.candidates(i, rehearsal_.way_of(i, plan.decision));
     int& choice = plan.decision.choices[i];
+    if (only_slices && list[choice].granularity == 1) continue;
     const auto to = std::find_if(list.begin(), list.end(),
                                  [&](const Candidate& c) { return c.mode == mode && c.granularity == 1; });
-    if (to != list.end()) choice = static_cast<int>(to - list.begin());
+    if (to == list.end() || to - list.begin() == choice) continue;
+    choice = static_cast<int>(to - list.begin());
+    changed = true;
   }
+  return changed;
 }
 
 void Neighbours::change(Candidacy& plan, bool coarse) {
@@ -86,7 +132,7 @@ void Neighbours::set_run(Candidacy& plan) {
   const std::vector<Mode>& modes = rehearsal_.request().space.modes;
   set(plan,
       {open_.begin() + static_cast<std::ptrdiff_t>(first), open_.begin() + static_cast<std::ptrdiff_t>(last)},
-      modes[below(modes.size())]);
+      modes[below(modes.size())], false);
 }
 
 void Neighbours::set_blocks(Candidacy& plan, bool coarse) {

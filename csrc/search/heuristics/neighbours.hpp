@@ -1,6 +1,8 @@
-// Random moves for the local search, reproducible on every machine.
+// Moves for the local search: coarse ones in a fixed order, and random ones that are reproducible on every
+// machine.
 #pragma once
 
+#include <functional>
 #include <random>
 
 #include "search/heuristics/rehearsal.hpp"
@@ -13,6 +15,12 @@ class Neighbours {
   explicit Neighbours(const Rehearsal& rehearsal);
   Neighbours(const Neighbours&) = delete;
   Neighbours& operator=(const Neighbours&) = delete;
+
+  // Coarse moves; each returns false if it changes nothing. All operators, those at one position of the
+  // blocks, half of those, or a single one near either end of the model take another mode, unsplit; the first
+  // or the last blocks of a kind take another recomputation.
+  using Change = std::function<bool(Candidacy&)>;
+  const std::vector<Change>& in_order() const { return in_order_; }
 
   // A random move, after which the plan may exceed the limit: an operator, or those at one position of
   // neighbouring blocks, take another option; a few neighbours take one mode; blocks take another
@@ -29,7 +37,10 @@ class Neighbours {
   size_t below(size_t n) { return static_cast<size_t>(dice_() % n); }  // n > 0
 
  private:
-  void set(Candidacy& plan, const std::vector<int>& operators, Mode mode) const;
+  static constexpr size_t kEnds = 6;  // operators at either end with moves of their own
+  void list_in_order();
+  void add_operators(std::vector<int> operators);
+  bool set(Candidacy& plan, const std::vector<int>& operators, Mode mode, bool only_slices) const;
 
   struct Range {
     size_t first, last;
@@ -49,7 +60,8 @@ class Neighbours {
   std::vector<std::vector<int>> alike_;     // the same, grouped by kind or, in blocks, by position
   std::vector<std::vector<int>> of_block_;  // operators
   std::vector<const Kind*> recomputed_;     // kinds of blocks with several allowed ways
-  std::mt19937_64 dice_{1};                 // its sequence is specified by the C++ standard
+  std::vector<Change> in_order_;
+  std::mt19937_64 dice_{1};  // its sequence is specified by the C++ standard
 };
 
 }  // namespace osdp::search

@@ -12,12 +12,13 @@
 namespace osdp::search {
 namespace {
 
-constexpr size_t kInTurn = 3;   // seeds from which the search starts unchanged
-constexpr int kStale = 40;      // consecutive changes without progress before a restart
-constexpr int kRepairs = 3;     // most attempts to repair a plan over the limit
-constexpr int kShrinks = 20;    // most attempts to shrink a plan over the limit
-constexpr int kKept = 4;        // most blocks whose recomputation is dropped at once
-constexpr int64_t kTries = 20;  // changes considered per step that may be simulated
+constexpr size_t kInTurn = 3;    // seeds from which the search starts unchanged
+constexpr int kStale = 40;       // consecutive changes without progress before a restart
+constexpr int kRepairs = 3;      // most attempts to repair a plan over the limit
+constexpr int kShrinks = 20;     // most attempts to shrink a plan over the limit
+constexpr int kKept = 4;         // most blocks whose recomputation is dropped at once
+constexpr int kOverTries = 200;  // changes tried of each seed over the limit
+constexpr int64_t kTries = 20;   // changes considered per step that may be simulated
 
 struct Played {
   Candidacy plan;
@@ -44,13 +45,16 @@ class Polisher {
   void add(const Candidacy& seed, size_t number) {
     rehearsal_.check(seed);
     if ((!seeds_.empty() && !more()) || known_.contains(key_of(seed))) return;
-    if (fits(seed)) seeds_.push_back({seed, step_ps(seed), number});
+    std::vector<Played>& seeds = fits(seed) ? seeds_ : over_;
+    seeds.push_back({seed, step_ps(seed), number});
   }
 
   Polished run() {
     if (seeds_.empty()) throw InvalidProblem("no plan to begin with keeps the limit");
-    std::stable_sort(seeds_.begin(), seeds_.end(),
-                     [](const Played& a, const Played& b) { return a.faster_than(b); });
+    for (std::vector<Played>* seeds : {&seeds_, &over_}) {
+      std::stable_sort(seeds->begin(), seeds->end(),
+                       [](const Played& a, const Played& b) { return a.faster_than(b); });
+    }
     Played best = seeds_.front();
     for (size_t turn = 0; more(); ++turn) {
       const bool coarse = turn % 3 == 0;
@@ -58,6 +62,10 @@ class Polisher {
               : turn % 2 == 1                         ? best
                                                       : seeds_[neighbours_.below(seeds_.size())]);
       if (turn >= kInTurn && !coarse && !move_away()) continue;
+      if (turn == 0) {
+        climb_in_order();
+        change_seeds_over_limit();
+      }
       if (coarse) climb(true);
       climb(false);
       if (here_.faster_than(best)) best = here_;
@@ -115,6 +123,41 @@ class Polisher {
     --tries_;
     if (!settle(far)) return false;
     move_to({far, step_ps(far), here_.seed});
+    return true;
+  }
+
+  void climb_in_order() {
+    for (bool better = true; better && more();) {
+      better = false;
+      for (const auto& change : neighbours_.in_order()) {
+        Candidacy next = here_.plan;
+        if (!more() || !change(next) || !repair(next)) continue;
+        better |= take(next);
+        if (use_room(next)) better |= take(next);
+      }
+    }
+  }
+
+  // Tries single changes of seeds over the limit that are faster than the current plan.
+  void change_seeds_over_limit() {
+    for (const Played& over : over_) {
+      if (!over.faster_than(here_)) return;
+      Candidacy repaired = over.plan;
+      if (repair(repaired)) take(repaired);
+      for (int n = 0; n < kOverTries && more(); ++n) {
+        Candidacy next = over.plan;
+        neighbours_.change(next, false);
+        if (fits(next)) take(next);
+      }
+    }
+  }
+
+  // Moves to `next` if its simulated step is faster; returns whether it is.
+  bool take(const Candidacy& next) {
+    if (!more()) return false;
+    const Played played{next, step_ps(next), here_.seed};
+    if (!played.faster_than(here_)) return false;
+    move_to(played);
     return true;
   }
 
@@ -208,7 +251,7 @@ class Polisher {
   int64_t tries_;
   std::map<Key, int64_t> known_;  // simulated ps of a step
   std::map<Key, int64_t> spares_;
-  std::vector<Played> seeds_;  // those that fit
+  std::vector<Played> seeds_, over_;  // within the limit, and over it
   Played here_;
   int64_t sum_limit_ = 0;           // what the sum may be if a peak is below it by as much as that of here_
   std::optional<Pricing> pricing_;  // for the last batch and transient

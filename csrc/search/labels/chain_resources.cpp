@@ -5,12 +5,12 @@
 namespace osdp::search {
 
 ChainResources::ChainResources(const Model& model, const Request& request, const Kinds& kinds, Batch batch,
-                               int64_t transient, bool memory_alone)
+                               Transient transient, bool memory_alone)
     : kinds_(kinds), operators_(model.operators.size()), blocks_(model.blocks.size()) {
   const int128 fixed = static_cast<int128>(batch.accumulation) * kinds.compute_ps(batch.size);
   if (fixed > kLargestSum) throw InvalidProblem("the time of one step overflows 2^61");
   fixed_ps_ = static_cast<int64_t>(fixed);
-  reserved_ = request.reserve_bytes(transient) + kinds.held_bytes(batch);
+  reserved_ = request.reserve_bytes(transient.reserved) + kinds.held_bytes(batch);
   limit_ = request.limit_bytes - reserved_;
   possible_ = !request.paper();
   for (size_t k = 0; k < kinds.kinds.size(); ++k) {
@@ -19,7 +19,7 @@ ChainResources::ChainResources(const Model& model, const Request& request, const
     auto& work = work_.emplace_back();
     for (const Slot& slot : kind.slots)
       saved.push_back(slot.saved(batch.size)), work.push_back(slot.work(batch.size));
-    ways_.push_back(ways_of(kind, request, batch, transient, memory_alone));
+    ways_.push_back(ways_of(kind, request, batch, transient.largest, memory_alone));
     possible_ &= has_options(kind, ways_.back());
     for (size_t m = 0; m < kind.instances.size(); ++m) {
       const auto& at = kind.instances[m];

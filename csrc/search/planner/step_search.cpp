@@ -112,7 +112,9 @@ class StepSearch {
   }
   int64_t consider(const Schedule& found) {
     if (!found.feasible) return 0;
-    return consider(candidacy(found_of(found)));
+    const int64_t left = consider(candidacy(found_of(found)));
+    for (const Found& plan : found.runners_up) consider(candidacy(plan));
+    return left;
   }
 
   void consider_proven() {

@@ -24,7 +24,7 @@ int64_t budget_of(const Step& step) {
 }
 
 struct Worst {
-  int64_t plans = 0, tight = 0;  // tight: the bound is above 99% of the step
+  int64_t pairs = 0, plans = 0, tight = 0;  // tight: the bound is above 99% of the step
 };
 
 void check_problem(Random& dice, Worst& worst) {
@@ -40,6 +40,11 @@ void check_problem(Random& dice, Worst& worst) {
   request.space.certain_memory = true, request.buffers = 0;
   const int64_t unit = draw(dice, 1, 400);
   request.space.gather = {draw(dice, 0, 1) * draw(dice, 0, unit), dice() % 4 == 0 ? kLargestSum : unit};
+  for (const Operator& op : planner.model().operators)
+    if (const NeighbourPair& p = op.position.earlier; p.later_bytes > 0 && dice() % 4 != 0)
+      request.space.pairs.push_back(
+          {p.earlier_bytes, p.later_bytes, dice() % 2 == 0 ? 1024 : draw(dice, 1, 1024)}),
+          ++worst.pairs;
   const Kinds kinds = find_kinds(planner.model(), request);
   if (count_plans(planner.model(), kinds, 2001) > 2000) return;
   const Batch batch{draw(dice, 1, 3), draw(dice, 1, 3)};
@@ -66,7 +71,8 @@ int main(int argc, char** argv) {
   Worst worst;
   for (int n = 0; n < 6000 && failures == 0; ++n) check_problem(dice, worst);
   CHECK(worst.tight > worst.plans / 50);
-  std::printf("%lld plans, %lld within 1%% of their bound\n", static_cast<long long>(worst.plans),
-              static_cast<long long>(worst.tight));
+  CHECK(worst.pairs > 500);
+  std::printf("%lld pairs, %lld plans, %lld within 1%% of their bound\n", static_cast<long long>(worst.pairs),
+              static_cast<long long>(worst.plans), static_cast<long long>(worst.tight));
   return report("step bound");
 }

@@ -53,6 +53,7 @@ class Positions {
       first &= !place.parameters && op.compute_s_per_sample == 0 && op.compute_s_fixed == 0;
     }
     set_ends();
+    set_neighbours();
   }
 
  private:
@@ -137,6 +138,73 @@ class Positions {
     if (saved.empty()) return;
     StepPosition& last = model_.operators[saved[0].op].position;
     last.ends_forward_bytes = saved[0].bytes, last.ends_forward_gathers = saved[0].gathers;
+  }
+
+  // Whether the operator's unit has no other operator as large, is gathered once in forward, right before the
+  // operator, and requested by it alone.
+  bool stands_alone(size_t i, const std::vector<int>& begins, const std::vector<int>& ends) const {
+    const Place& place = manner_.places[i];
+    const int at = static_cast<int>(i);
+    return place.parameters && place.traced && !place.mixed && place.modules == 1 && place.repeats == 1 &&
+           !small(place) && place.calls.size() == 1 && place.calls[0] == Span{at, at} && begins[i] == 1 &&
+           ends[i] == 1 && model_.operators[i].position.latency == StepPosition::kLatency;
+  }
+
+  NeighbourPair pair_of(size_t earlier, size_t later) const {
+    const Operator &a = model_.operators[earlier], &b = model_.operators[later];
+    NeighbourPair p;
+    for (const Tensor& t : a.tensors) p.earlier_bytes += t.compute_bytes();
+    for (const Tensor& t : b.tensors)
+      p.later_bytes += t.compute_bytes(), p.later_sent_bytes += t.trainable ? t.reduce_bytes() : 0;
+    p.together = a.block >= 0 && a.block == b.block;
+    p.in_backward = p.together || a.block < 0 || ends_block(earlier);
+    p.in_recompute = p.together && b.position.gathered_again;
+    return p;
+  }
+
+  // Note [Neighbours] in problem/step_bound.hpp.
+  void set_neighbours() {
+    const size_t n = model_.operators.size();
+    std::vector<int> begins(n), ends(n);
+    for (const Place& place : manner_.places) {
+      if (!place.parameters) continue;
+      for (const Span& s : place.calls) ++begins[s.first], ++ends[s.last];
+    }
+    int128 forward = 0, backward = 0;                         // all computation
+    int128 waits_forward = 0, waits_backward = 0, pairs = 0;  // what pairs subtract of it, at most
+    int earlier = -1;
+    NeighbourPair between;
+    bool broken = false;  // by what may be sliced or recomputed between the two, or is not small
+    for (size_t i = 0; i < n; ++i) {
+      Operator& op = model_.operators[i];
+      const auto ps = [&](double seconds) { return picoseconds(seconds, "operator", op.name); };
+      const int64_t both = ps(op.compute_s_per_sample), again = ps(op.recompute_s_per_sample);
+      const int64_t own_backward = both - std::min(both, again);
+      forward += std::min(both, again), backward += own_backward;
+      if (stands_alone(i, begins, ends)) {
+        if (earlier >= 0 && !broken) {
+          NeighbourPair p = pair_of(static_cast<size_t>(earlier), i);
+          p.forward_per_sample = between.forward_per_sample;
+          p.backward_per_sample = between.backward_per_sample, p.backward_fixed = between.backward_fixed;
+          waits_forward += p.forward_per_sample, ++pairs;
+          waits_backward += p.backward_per_sample;
+          if (p.in_recompute) waits_backward += NeighbourPair::kMostSlowdown * p.forward_per_sample + 1;
+          if (p.earlier_bytes > 0 && p.later_bytes > 0)
+            model_.operators[earlier].position.later = op.position.earlier = p;
+        }
+        earlier = static_cast<int>(i), between = {}, broken = false;
+        continue;
+      }
+      const Place& place = manner_.places[i];
+      broken |= place.parameters && (!small(place) || op.split_tensor >= 0);
+      broken |= op.block >= 0 && earlier >= 0 && op.block != model_.operators[earlier].block &&
+                block_end_[op.block] == static_cast<int>(i);
+      between.forward_per_sample += again, between.backward_per_sample += own_backward;
+      between.backward_fixed += ps(op.compute_s_fixed);
+    }
+    if (waits_forward + waits_backward > 0 &&
+        (forward - waits_forward <= pairs || backward - waits_backward <= 3 * pairs))
+      for (Operator& op : model_.operators) op.position.earlier = op.position.later = {};
   }
 
   Model& model_;

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <limits>
+#include <tuple>
 
 #include "search/bounds/pricing.hpp"
 #include "search/problem/problem.hpp"
+#include "search/problem/step_bound.hpp"
 
 namespace osdp::search {
 namespace {
@@ -85,32 +87,142 @@ std::pair<StepShares, double> StepProver::best_shares(const std::vector<Line>& l
   return {best, highest};
 }
 
-StepProver::Range StepProver::bounded(GatherRange gather, StepShares shares, double known_s_per_sample) {
-  Range range{gather, known_s_per_sample, shares, true, {}};
+std::vector<PairWeight> StepProver::pairs_over(GatherRange gather) const {
+  std::vector<PairWeight> pairs;
+  for (const Operator& op : searches_.planner().model().operators) {
+    const NeighbourPair& p = op.position.earlier;
+    if (p.later_bytes == 0 || p.earlier_bytes + p.later_bytes <= gather.most) continue;
+    const PairWeight pair{p.earlier_bytes, p.later_bytes, 0};
+    if (std::find(pairs.begin(), pairs.end(), pair) == pairs.end()) pairs.push_back(pair);
+  }
+  return pairs;
+}
+
+StepProver::Line StepProver::Weighed::with(const std::vector<PairWeight>& weights) const {
+  Line sum = line;
+  for (size_t k = 0; k < weights.size(); ++k) {
+    const double weight = share(weights[k].weight);
+    sum.constant += weight * pairs[k].constant, sum.forward += weight * pairs[k].forward;
+    sum.backward += weight * pairs[k].backward;
+  }
+  return sum;
+}
+
+std::vector<StepProver::Line> StepProver::pairs_of(const Found& plan, const Corners& corners,
+                                                   GatherRange gather,
+                                                   const std::vector<PairWeight>& pairs) const {
+  std::vector<Line> lines(pairs.size(), {0, 0, 0});
+  if (pairs.empty()) return lines;
+  const Model& model = searches_.planner().model();
+  std::vector<bool> whole(model.operators.size());
+  for (const Kind& kind : corners[0].kinds) {
+    for (size_t n = 0; n < kind.instances.size(); ++n) {
+      const Recompute way = kind.block ? plan.decision.ways[kind.blocks[n]] : Recompute::None;
+      for (size_t slot = 0; slot < kind.slots.size(); ++slot) {
+        const int i = kind.instances[n][slot], choice = plan.decision.choices[i];
+        if (choice < 0) continue;
+        const Candidate& c = kind.slots[slot].candidates[static_cast<int>(way)][choice];
+        whole[i] = c.granularity == 1 && traits(c.mode).sharded && !traits(c.mode).kept;
+      }
+    }
+  }
+  const Request halves[] = {bound_request(problem_, {kWhole, 0}, limit_bytes_, gather),
+                            bound_request(problem_, {0, kWhole}, limit_bytes_, gather)};
+  size_t earlier = 0;
+  for (size_t i = 0; i < model.operators.size(); ++i) {
+    const Operator& op = model.operators[i];
+    if (const NeighbourPair& p = op.position.earlier; p.later_bytes > 0) {
+      const auto at = std::find_if(pairs.begin(), pairs.end(), [&](const PairWeight& w) {
+        return w.earlier_bytes == p.earlier_bytes && w.later_bytes == p.later_bytes;
+      });
+      const Recompute way = op.block < 0 ? Recompute::None : plan.decision.ways[op.block];
+      const auto ps = [&](const Request& half) {
+        return pair_bound_ps(op, half, way, whole[earlier] + whole[i], plan.batch.size) /
+               static_cast<double>(plan.batch.size);
+      };
+      if (at != pairs.end()) {
+        Line& line = lines[static_cast<size_t>(at - pairs.begin())];
+        line.forward += ps(halves[0]), line.backward += ps(halves[1]);
+      }
+    }
+    if (op.position.later.later_bytes > 0) earlier = i;
+  }
+  return lines;
+}
+
+std::pair<StepShares, double> StepProver::best_weights(const std::vector<Weighed>& plans, StepShares shares,
+                                                       std::vector<PairWeight>& weights) {
+  const auto lowest = [&](const std::vector<PairWeight>& tried) {
+    double least = std::numeric_limits<double>::infinity();
+    for (const Weighed& plan : plans)
+      least = std::min(least, plan.with(tried).at(share(shares.forward), share(shares.backward)));
+    return least;
+  };
+  constexpr int kTurns = 3;
+  constexpr int64_t kLevels = 8;
+  double highest = 0;
+  for (int turn = 0; turn < kTurns; ++turn) {
+    std::vector<Line> lines;
+    for (const Weighed& plan : plans) lines.push_back(plan.with(weights));
+    std::tie(shares, highest) = best_shares(lines);
+    double best = lowest(weights);
+    for (size_t k = 0; k < weights.size(); ++k) {
+      for (int64_t level = 0; level <= kLevels; ++level) {
+        std::vector<PairWeight> tried = weights;
+        tried[k].weight = level * kWhole / kLevels;
+        if (const double value = lowest(tried); value > best) best = value, weights = std::move(tried);
+      }
+    }
+    highest = std::max(highest, best);
+    if (weights.empty()) break;
+  }
+  return {shares, highest};
+}
+
+StepProver::Range StepProver::bounded(GatherRange gather, const Range& beginning) {
+  Range range{gather, beginning.bound_s_per_sample, beginning.shares, true, {}, pairs_over(gather)};
+  for (PairWeight& pair : range.pairs) {
+    for (const PairWeight& known : beginning.pairs)
+      if (known.earlier_bytes == pair.earlier_bytes && known.later_bytes == pair.later_bytes)
+        pair.weight = known.weight;
+  }
+  StepShares shares = range.shares;
+  std::vector<PairWeight> weights = range.pairs;
   Corners corners;
-  std::vector<Line> lines;
+  std::vector<Weighed> plans;
   for (int round = 0; round < kMostRounds; ++round) {
-    const Schedule found =
-        searches_.run(bound_request(problem_, shares, limit_bytes_, gather), gap_ / 20, kWork);
+    Request request = bound_request(problem_, shares, limit_bytes_, gather);
+    for (const PairWeight& pair : weights)
+      if (pair.weight > 0) request.space.pairs.push_back(pair);
+    const Schedule found = searches_.run(request, gap_ / 20, kWork);
     if (!found.feasible) {
       range.feasible = round > 0 || found.stopped;
       break;
     }
     const double bound = found.lower_bound_s_per_sample;
-    if (bound > range.bound_s_per_sample)
-      range.bound_s_per_sample = bound, range.shares = shares, range.phases = found.phases;
+    if (bound > range.bound_s_per_sample) {
+      range.bound_s_per_sample = bound;
+      range.shares = shares, range.pairs = weights, range.phases = found.phases;
+    }
     if (round == 0) {
       constexpr StepShares kCorners[] = {{0, 0}, {kWhole, 0}, {0, kWhole}};
       for (size_t c = 0; c < corners.size(); ++c)
         corners[c] = find_kinds(searches_.planner().model(),
                                 bound_request(problem_, kCorners[c], limit_bytes_, gather));
     }
-    plans_.push_back(found_of(found));
-    lines.push_back(line_of(corners, plans_.back()));
-    const auto [next, highest] = best_shares(lines);
-    if (searches_.over() || next == shares || highest * 1e-12 <= range.bound_s_per_sample * (1 + gap_ / 10))
+    std::vector<Found> near{found_of(found)};
+    near.insert(near.end(), found.runners_up.begin(), found.runners_up.end());
+    for (Found& plan : near) {
+      plans.push_back({line_of(corners, plan), pairs_of(plan, corners, gather, weights)});
+      plans_.push_back(std::move(plan));
+    }
+    const StepShares before = shares;
+    const std::vector<PairWeight> weighed = weights;
+    double highest = 0;
+    std::tie(shares, highest) = best_weights(plans, shares, weights);
+    if (searches_.over() || (shares == before && weights == weighed) ||
+        highest * 1e-12 <= range.bound_s_per_sample * (1 + gap_ / 10))
       break;
-    shares = next;
   }
   return range;
 }
@@ -119,7 +231,9 @@ bool StepProver::prove() {
   StepShares shares{kWhole / 2, kWhole / 2};
   if (problem_.device.stolen > 0) shares = {};
   const bool none_ahead = searches_.planner().player().manner().prefetch == 0;
-  all_ = bounded(none_ahead ? GatherRange{0, 0} : GatherRange{}, shares, 0);
+  Range beginning;
+  beginning.shares = shares;
+  all_ = bounded(none_ahead ? GatherRange{0, 0} : GatherRange{}, beginning);
   if (all_.feasible) ranges_ = {all_}, first_bound_ = all_.bound_s_per_sample;
   return all_.feasible;
 }
@@ -141,8 +255,8 @@ bool StepProver::sharpen() {
   const auto last = std::upper_bound(sizes_.begin(), sizes_.end(), lowest.gather.most);
   if (first == last || searches_.over()) return false;
   const int64_t size = *(first + (last - first) / 2);
-  const Range upper = bounded({size, lowest.gather.most}, lowest.shares, lowest.bound_s_per_sample);
-  const Range lower = bounded({lowest.gather.least, size - 1}, lowest.shares, lowest.bound_s_per_sample);
+  const Range upper = bounded({size, lowest.gather.most}, lowest);
+  const Range lower = bounded({lowest.gather.least, size - 1}, lowest);
   if (!upper.feasible && !lower.feasible) return false;  // nothing fits; only found out now
   ++divisions_;
   std::pop_heap(ranges_.begin(), ranges_.end(), later);

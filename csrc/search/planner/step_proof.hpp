@@ -18,6 +18,8 @@
 // end is waited for, and what fits into its begin takes memory (GatherRange). The bound of all plans is the
 // lowest of those of ranges that cover all budgets. The range with the lowest one is divided, at a size at
 // which something begins to fit, as long as that can raise the bound above what the best plan needs.
+// The weights of pairs of neighbours (Note [Neighbours] in problem/step_bound.hpp) are chosen in each range
+// as the shares are, by the plans found so far: for given shares the bound is concave in them.
 #pragma once
 
 #include <array>
@@ -46,7 +48,7 @@ class StepProver {
   StepShares shares() const;                // of that bound
   // With what can be priced: the first bound, of plans with any budget.
   Proof proof() const;
-  // The minima for the ranges and shares tried.
+  // The minima for the ranges and shares tried, and plans near them.
   const std::vector<Found>& plans() const { return plans_; }
   // The best plans by the bound with these shares under another limit of the certain memory; with
   // `every_latency` plans whose operators do not need a unit with their neighbours.
@@ -58,19 +60,35 @@ class StepProver {
     double bound_s_per_sample = 0;
     StepShares shares;  // of that bound
     bool feasible = false;
-    std::vector<int> phases;  // that its search constrained
+    std::vector<int> phases;        // that its search constrained
+    std::vector<PairWeight> pairs;  // of that bound
   };
   struct Line {  // a plan's bound in ps per sample: constant + forward x + backward y for shares 0 <= x, y <=
                  // 1
     double constant, forward, backward;
     double at(double x, double y) const { return constant + forward * x + backward * y; }
   };
+  struct Weighed {  // a plan's bound: its line, and what each entry of a range's pairs adds at the whole
+                    // weight
+    Line line;
+    std::vector<Line> pairs;
+    Line with(const std::vector<PairWeight>& weights) const;
+  };
   using Corners = std::array<Kinds, 3>;  // costs with shares (0, 0), (1, 0) and (0, 1)
 
-  // Bounds the plans with a budget in this range, beginning with these shares.
-  Range bounded(GatherRange gather, StepShares shares, double known_s_per_sample);
+  // Bounds the plans with a budget in this range, beginning with the shares, weights and bound of another
+  // one.
+  Range bounded(GatherRange gather, const Range& beginning);
   void find_sizes();
   static Line line_of(const Corners& corners, const Found& plan);
+  std::vector<Line> pairs_of(const Found& plan, const Corners& corners, GatherRange gather,
+                             const std::vector<PairWeight>& pairs) const;
+  // All pairs that do not fit into a range's budgets together.
+  std::vector<PairWeight> pairs_over(GatherRange gather) const;
+  // The weights and shares at which the lowest of the plans' bounds is highest, as far as a search along each
+  // of them finds.
+  static std::pair<StepShares, double> best_weights(const std::vector<Weighed>& plans, StepShares shares,
+                                                    std::vector<PairWeight>& weights);
   // The shares at which the lowest of the lines is highest, and its value.
   static std::pair<StepShares, double> best_shares(const std::vector<Line>& lines);
 

@@ -26,6 +26,21 @@ struct Tensor {
   }
 };
 
+// Two operators of which each is large enough not to share its unit with the other, and between which nothing
+// large has parameters: Note [Neighbours] in problem/step_bound.hpp.
+struct NeighbourPair {
+  static constexpr int64_t kMostSlowdown =
+      2;  // Device::recompute_slowdown above which in_recompute is left out
+  int64_t earlier_bytes = 0, later_bytes = 0;  // as gathered; 0: no pair
+  int64_t later_sent_bytes = 0;                // of the later one's reduction
+  bool together = false;                       // in one block
+  bool in_backward = false;                    // the earlier one is gathered after the later one's backward
+  bool in_recompute = false;  // the later one is gathered for a recomputation, after the earlier one
+  // The most that is computed between the two, in ps: in forward and backward.
+  int64_t forward_per_sample = 0, backward_per_sample = 0, backward_fixed = 0;
+  bool operator==(const NeighbourPair&) const = default;
+};
+
 // What an operator's place in the step decides, whatever the plan: read by the step bound alone
 // (Note [Step bound] in problem/step_bound.hpp), and set by the planner (planner/step_positions.hpp).
 struct StepPosition {
@@ -41,6 +56,7 @@ struct StepPosition {
   // without, if this operator is sharded, and how much more may be saved if it is replicated.
   int64_t ends_forward_bytes = 0, lets_end_bytes = 0;
   int64_t ends_forward_gathers = 0, lets_end_gathers = 0;
+  NeighbourPair earlier{}, later{};
   bool operator==(const StepPosition&) const = default;
 };
 

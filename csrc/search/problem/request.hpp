@@ -56,6 +56,13 @@ struct StepShares {
   bool operator==(const StepShares&) const = default;
 };
 
+// The weight of the waits of all pairs of neighbours with these bytes, as gathered, in 1024ths: Note
+// [Neighbours] in problem/step_bound.hpp.
+struct PairWeight {
+  int64_t earlier_bytes = 0, later_bytes = 0, weight = 0;
+  bool operator==(const PairWeight&) const = default;
+};
+
 // A range of the memory that the unit in use and those gathered ahead of their use may take together: Note
 // [Budget for gathering] in simulate/gather_budget.hpp.
 struct GatherRange {
@@ -75,6 +82,7 @@ struct Space {
   bool every_latency = false;        // with shares: each operator has a latency of its own; then not a bound
   bool certain_memory = false;       // phases hold what is in memory in them whatever the timing
   bool separate_reductions = false;  // reductions have a lane of their own
+  std::vector<PairWeight> pairs;     // with shares; those left out weigh nothing
   GatherRange gather;                // with shares and certain memory: of the plans that the bound is for
 };
 

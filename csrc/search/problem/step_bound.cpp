@@ -101,6 +101,7 @@ class OptionBound {
       : op_(op),
         at_(op.position),
         space_(space),
+        device_(device),
         recompute_(recompute),
         links_(device),
         halves_(device, space) {
@@ -114,8 +115,55 @@ class OptionBound {
     if (c.granularity > 1) return sliced(c);
     return traits(c.mode).sharded ? sharded(c.mode) : whole();
   }
+  // What a pair of neighbours waits for if both are gathered whole, at least: in any mode. Note [Neighbours].
+  double waits(const NeighbourPair& p, Recompute way) const {
+    const int64_t most = space_.gather.most;
+    if (p.later_bytes == 0 || p.earlier_bytes + p.later_bytes <= most) return 0;
+    const Half &f = halves_.forward, &b = halves_.backward;
+    double least = -1;
+    for (const Mode mode : space_.modes) {
+      if (!traits(mode).sharded || traits(mode).kept) continue;
+      const Transfer later = links_.gather(p.later_bytes, mode),
+                     earlier = links_.gather(p.earlier_bytes, mode);
+      const bool later_counts = p.later_bytes > most, earlier_counts = p.earlier_bytes > most;  // elsewhere
+      double sum = later_counts ? 0 : f.exposed(later);
+      if (b.other_lanes == 0) {
+        if (way != Recompute::None && recomputed(p) && !later_counts) sum += b.exposed(later);
+        if (p.in_backward && !(p.together && way == Recompute::Hold))
+          sum += b.alone(links_.reduce(p.later_sent_bytes, mode)) + (earlier_counts ? 0 : b.exposed(earlier));
+      }
+      least = least < 0 ? sum : std::min(least, sum);
+    }
+    return std::max(0.0, least);
+  }
+  double pair(const NeighbourPair& p, Recompute way) const { return waits(p, way) * weight_of(p); }
+  // Recomputation between the two is subtracted whatever the plan, which must leave computation above 0.
+  bool recomputed(const NeighbourPair& p) const {
+    return p.in_recompute && device_.recompute_slowdown <= NeighbourPair::kMostSlowdown;
+  }
+  int64_t recomputed_between(const NeighbourPair& p) const {
+    if (!recomputed(p)) return 0;
+    return static_cast<int64_t>(
+        std::ceil(static_cast<double>(p.forward_per_sample) * device_.recompute_slowdown));
+  }
+  double most_of_pair(const NeighbourPair& p) const {
+    return std::max({pair(p, Recompute::None), pair(p, Recompute::Hold), pair(p, Recompute::Regather)});
+  }
+  double weight_of(const NeighbourPair& p) const {
+    for (const PairWeight& w : space_.pairs)
+      if (w.earlier_bytes == p.earlier_bytes && w.later_bytes == p.later_bytes)
+        return static_cast<double>(w.weight) / StepShares::kWhole;
+    return 0;
+  }
+  // Of both pairs of the operator: the later one of a pair has its constant.
+  double pairs(const Candidate& c) const {
+    if (space_.pairs.empty()) return 0;
+    const bool whole = c.granularity == 1 && traits(c.mode).sharded && !traits(c.mode).kept;
+    return (whole ? pair(at_.later, recompute_) : 0) - (whole ? 0 : pair(at_.earlier, recompute_));
+  }
+
   int64_t collectives(const Candidate& c) const {
-    return 6 + (c.granularity > 1 ? 4 * c.sharded_slices : at_.forward_gathers);
+    return (space_.pairs.empty() ? 6 : 12) + (c.granularity > 1 ? 4 * c.sharded_slices : at_.forward_gathers);
   }
   // What the option lets backward save, in the bound.
   double saved(const Candidate& c) const {
@@ -214,6 +262,7 @@ class OptionBound {
   const Operator& op_;
   const StepPosition& at_;
   const Space& space_;
+  const Device& device_;
   const Recompute recompute_;
   const Links links_;
   const Halves halves_;
@@ -230,7 +279,7 @@ double shift_s(const Operator& op, const OptionBound& bound) {
     c.mode = mode;
     most = std::max(most, bound.saved(c));
   }
-  return most;
+  return most + bound.most_of_pair(op.position.earlier);
 }
 
 }  // namespace
@@ -239,7 +288,7 @@ int64_t step_bound_ps(const Operator& op, const Device& device, const Space& spa
                       const Candidate& c) {
   if (device.ranks == 1) return 0;
   const OptionBound bound(op, device, space, recompute);
-  const double seconds = bound.seconds(c) + shift_s(op, bound) - bound.saved(c);
+  const double seconds = bound.seconds(c) + shift_s(op, bound) - bound.saved(c) + bound.pairs(c);
   const auto ps = static_cast<double>(picoseconds(std::max(0.0, seconds), "operator", op.name));
   return std::max<int64_t>(0, static_cast<int64_t>(ps * kBelow) - kRoundingPs * bound.collectives(c));
 }
@@ -265,8 +314,40 @@ Linear step_bound_compute(const Model& model, const Request& request) {
       shift += shift_s(op, OptionBound(op, request.device, request.space, Recompute::None));
   }
   const auto shift_ps = static_cast<int128>(std::ceil(shift * 1e12)) + 1;
-  fixed = fixed / StepShares::kWhole - (shift > 0 ? shift_ps : 0);
-  return {static_cast<int64_t>(fixed), static_cast<int64_t>(per_sample / StepShares::kWhole)};
+  for (const Operator& op : model.operators) {  // what neighbours do not wait for
+    const NeighbourPair& p = op.position.earlier;
+    if (request.device.ranks == 1 || p.later_bytes == 0) continue;
+    const OptionBound bound(op, request.device, request.space, Recompute::None);
+    if (bound.most_of_pair(p) == 0) continue;
+    const auto weight = static_cast<int64_t>(bound.weight_of(p) * StepShares::kWhole);
+    const auto part = [&](int64_t share, int64_t ps) {
+      return (static_cast<int128>(share) * weight * ps + StepShares::kWhole - 1) / StepShares::kWhole;
+    };
+    const int64_t again = bound.recomputed_between(p);
+    per_sample -= part(x.forward, p.forward_per_sample) + part(x.backward, again) +
+                  part(x.backward, p.backward_per_sample);
+    fixed -= part(x.backward, p.backward_fixed);
+  }
+  const auto down = [](int128 n) { return n / StepShares::kWhole - (n < 0 ? 1 : 0); };
+  return {static_cast<int64_t>(down(fixed) - (shift > 0 ? shift_ps : 0)),
+          static_cast<int64_t>(down(per_sample))};
+}
+
+double pair_bound_ps(const Operator& later, const Request& request, Recompute recompute, int64_t wholes,
+                     int64_t batch) {
+  const NeighbourPair& p = later.position.earlier;
+  if (p.later_bytes == 0 || request.device.ranks == 1) return 0;
+  const OptionBound bound(later, request.device, request.space, recompute);
+  if (bound.waits(p, Recompute::None) + bound.waits(p, Recompute::Regather) == 0) return 0;
+  const auto share = [](int64_t s) { return static_cast<double>(s) / StepShares::kWhole; };
+  const auto per_sample = [](int64_t ps, int64_t size) {
+    return static_cast<double>(ps) * static_cast<double>(size);
+  };
+  const double computed = share(request.space.shares->forward) * per_sample(p.forward_per_sample, batch) +
+                          share(request.space.shares->backward) *
+                              (per_sample(p.backward_per_sample + bound.recomputed_between(p), batch) +
+                               static_cast<double>(p.backward_fixed));
+  return 1e12 * bound.waits(p, recompute) * static_cast<double>(wholes - 1) - computed;
 }
 
 }  // namespace osdp::search

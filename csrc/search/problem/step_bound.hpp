@@ -23,12 +23,32 @@
 //   waits       With budgets for gathering of at most Space::gather's end, a unit that is larger than that is
 //               gathered while computation waits, which counts in full in the compute form; and so are slices
 //               of which two are larger, each after the reduction of the one before it.
+//               So are neighbours that exceed it together: Note [Neighbours].
 //   lanes       Reductions between hosts have their own lane and are left out of the lane form. With separate
 //               reductions the lane form is that of the link, without latencies, or on several hosts that of
 //               gathers. Transfers on two links steal at the same time: where that may exceed the whole, the
 //               compute form leaves the second link out.
 // Everything is rounded down: each time is less than the exact one by 1e-12 of it and 4 ps per collective,
 // more than the simulator's rounding to picoseconds.
+//
+// Note [Neighbours]
+// Two operators a and b that are each a unit of their own follow each other in the order of requests, or only
+// small units lie between. If both are sharded whole (h_a = h_b = 1) and do not fit into the budget together,
+// then the later of the two in that order is not gathered ahead while the other is in use, nor before: it is
+// requested when a small unit between them is used, or at its own use. So, in compute form, of its gather's
+// time alone only what is computed between the two, c, can hide:
+//   forward, and a recomputation:  b's gather waits for at least e_b - c
+//   backward:  b's reduction was submitted before, and one lane does one thing at a time, so both are waited
+//              for: at least r_b + e_a - c, also where a alone exceeds the budget (then e_a
+//              counts anyway, and r_b - c is added)
+// with e = (1 - s) transfer + latency of a gather, r of a reduction, as for gathers that wait (above). These
+// intervals are disjoint, since the lane is one; where reductions have another, the second line is left out.
+// The product h_a h_b is not additive, but h_a h_b >= h_a + h_b - 1, so for every weight 0 <= w <= 1
+//   w (v (h_a + h_b - 1) - c)  with  v = e_b or r_b + e_a
+// is additive and no more than what is waited for: max(0, v - c) if both are whole, and 0 or more otherwise.
+// All pairs of equal bytes share a weight (PairWeight), which is chosen for each range of budgets
+// (planner/step_proof.hpp). In a block whose parameters are held from recomputation to backward, and where
+// the earlier one is gathered before the recomputation, the parts that do not apply are left out.
 #pragma once
 
 #include "search/problem/cost.hpp"
@@ -40,6 +60,12 @@ namespace osdp::search {
 // of an operator are more by its shift: the most that any of them lets another unit save.
 int64_t step_bound_ps(const Operator& op, const Device& device, const Space& space, Recompute recompute,
                       const Candidate& c);
+
+// What a pair of neighbours adds to a micro-batch of `batch` at the whole weight, in ps: that of `later` and
+// the operator before it, of which `wholes` are gathered whole for every use. An estimate for choosing
+// weights.
+double pair_bound_ps(const Operator& later, const Request& request, Recompute recompute, int64_t wholes,
+                     int64_t batch);
 
 // The computation of a micro-batch in the bound, less the shifts of all operators.
 Linear step_bound_compute(const Model& model, const Request& request);

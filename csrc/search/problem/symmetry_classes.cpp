@@ -14,8 +14,9 @@ int64_t narrow(int128 v) {
   return static_cast<int64_t>(v);
 }
 
-// Everything that determines an operator's costs; with `positions` also what its place in the step decides.
-std::vector<int64_t> signature(const Operator& op, bool positions) {
+// Everything that determines an operator's costs; with `positions` also what its place in the step decides,
+// with `pairs` who its neighbours are.
+std::vector<int64_t> signature(const Operator& op, bool positions, bool pairs) {
   std::vector<int64_t> key{op.split_tensor,
                            op.out_features,
                            op.in_features,
@@ -33,6 +34,11 @@ std::vector<int64_t> signature(const Operator& op, bool positions) {
     key.insert(key.end(),
                {at.latency, at.forward_gathers, at.gathered_again, at.end_unknown, at.first,
                 at.ends_forward_bytes, at.lets_end_bytes, at.ends_forward_gathers, at.lets_end_gathers});
+  }
+  if (pairs) {
+    for (const NeighbourPair* p : {&op.position.earlier, &op.position.later})
+      key.insert(key.end(), {p->earlier_bytes, p->later_bytes, p->later_sent_bytes, p->together,
+                             p->in_backward, p->in_recompute});
   }
   for (const auto& [slices, seconds] : op.slices_s)
     key.insert(key.end(), {slices, picoseconds(seconds, "operator", op.name)});
@@ -160,7 +166,8 @@ Kinds find_kinds(const Model& model, const Request& request) {
     auto& key = keys.emplace_back();
     key = {block >= 0, block >= 0 ? model.blocks[block].input_bytes_per_sample : 0};
     for (int i : operators) {
-      const auto one = signature(model.operators[i], request.space.shares.has_value());
+      const auto one =
+          signature(model.operators[i], request.space.shares.has_value(), !request.space.pairs.empty());
       key.push_back(static_cast<int64_t>(one.size()));
       key.insert(key.end(), one.begin(), one.end());
     }

@@ -29,7 +29,7 @@ f"{len(description.operators)} operators, {description.parameter_bytes / 2**30:.
 # that no plan of its search space is faster under the limit.
 
 # %%
-plan = osdp.search(description, memory="20GiB", world_size=8, hardware="rtx-titan-8")
+plan = osdp.search(description, memory="24GiB", world_size=8, hardware="rtx-titan-8")
 plan
 
 # %% [markdown]
@@ -62,7 +62,7 @@ _ = frontier.plot()
 
 # %%
 everything = osdp.search(
-    description, memory="20GiB", world_size=8, hardware="rtx-titan-8", modes="FULL_SHARD", granularity=1
+    description, memory="24GiB", world_size=8, hardware="rtx-titan-8", modes="FULL_SHARD", granularity=1
 )
 print(everything.diff(plan))
 

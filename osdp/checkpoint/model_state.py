@@ -18,7 +18,7 @@ from osdp.checkpoint.manifest import Group, Manifest, OptimizerEntry, TensorEntr
 from osdp.checkpoint.shard_boxes import Chunk, Piece, WholePiece, chunks, elements
 from osdp.errors import FormatError, ShardingError
 from osdp.ranks.rank_group import Together
-from osdp.sharding.parts import refuse_parts
+from osdp.sharding.nested_models import refuse_parts
 from osdp.sharding.sharded_model import sharded_of
 
 CHUNK_BYTES = (

@@ -48,7 +48,7 @@ from osdp.fsdp.searched_plan import searched_plan
 from osdp.plan.plan import Plan
 from osdp.ranks.rank_group import Together
 from osdp.sharding.forward_methods import named_in_forward
-from osdp.sharding.handover import Handover
+from osdp.sharding.resharding import Resharding
 from osdp.sharding.separate_parts import SeparateParts
 from osdp.sharding.sharded_model import Sharded, runtime_of, sharded_of
 
@@ -192,7 +192,7 @@ class _First:
 
 
 class _AsItIsError(Exception):
-    """Ends a handover without changes."""
+    """Ends a resharding without changes."""
 
 
 def _search(first: _First) -> None:
@@ -202,7 +202,7 @@ def _search(first: _First) -> None:
         told.setdefault("batch_size", max(batch_of((call.args, call.kwargs)), 1))
     states = together.do("looking for optimizer states", lambda: MovedStates(model, first.sharded))
     states.agree(together)
-    with Handover(model) as handover:
+    with Resharding(model) as resharding:
         with first.separate.readable():
             unread = _unread_by_method(model, together, call)
         if unread is not None:
@@ -218,9 +218,9 @@ def _search(first: _First) -> None:
             plan = searched_plan(
                 model, dataclasses.replace(first.options, sample=sample, search=told), first.separate
             )
-        obey(model, plan, first.options, handover)
+        obey(model, plan, first.options, resharding)
     _carry_over(first.sharded, runtime_of(model))
-    states.move(handover, runtime_of(model))
+    states.move(resharding, runtime_of(model))
 
 
 def _regroup(first: _First) -> None:
@@ -229,13 +229,13 @@ def _regroup(first: _First) -> None:
     def found() -> str | None:
         return _regrouped(model, first.sharded, first.options, first.call) if together.rank == 0 else None
 
-    with Handover(model) as handover:
+    with Resharding(model) as resharding:
         with first.separate.readable():
             text = together.do("tracing the first forward", found)
         text = together.all(text)[0]
         if text is None:
             raise _AsItIsError
-        obey(model, Plan.loads(text), first.options, handover)
+        obey(model, Plan.loads(text), first.options, resharding)
     _carry_over(first.sharded, runtime_of(model))
 
 

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from osdp.errors import DisagreementError, ShardingError
 from osdp.ranks.rank_group import Together
-from osdp.sharding.handover import Handover
+from osdp.sharding.resharding import Resharding
 from osdp.sharding.sharded_model import Sharded
 
 
@@ -55,10 +55,10 @@ class MovedStates:
                     f"{together.rank} has {len(told)}: load the state on all ranks or on none"
                 )
 
-    def move(self, handover: Handover, new: Sharded) -> None:
-        """Redistribute the states after the handover; one state is full at a time. Collective."""
+    def move(self, resharding: Resharding, new: Sharded) -> None:
+        """Redistribute the states after the resharding; one state is full at a time. Collective."""
         for state, key, parameter, index in self._states:
-            if handover.stays(parameter):
+            if resharding.stays(parameter):
                 continue
             value = state[key]
             assert isinstance(value, Tensor)

@@ -10,10 +10,12 @@ from osdp.fsdp.marks import marked_precision
 from osdp.fsdp.options import Options
 from osdp.plan.plan import Plan
 from osdp.sharding.fully_shard import fully_shard
-from osdp.sharding.handover import Handover
+from osdp.sharding.resharding import Resharding
 
 
-def obey(module: nn.Module, plan: Plan, options: Options, handover: Handover, **initialising: Any) -> None:
+def obey(
+    module: nn.Module, plan: Plan, options: Options, resharding: Resharding, **initialising: Any
+) -> None:
     """Shard `module` in place. Collective. `initialising`: the arguments of `osdp.fully_shard` for parameters
     without values.
 
@@ -28,6 +30,6 @@ def obey(module: nn.Module, plan: Plan, options: Options, handover: Handover, **
         device_id=options.device,
         cpu_offload=options.offload,
         mixed_precision=marked_precision(module, options),
-        handover=handover,
+        resharding=resharding,
         **initialising,
     )

@@ -20,7 +20,7 @@ from osdp.errors import InvalidProblemError, ShardingError
 from osdp.fsdp.sharded_in import first_sharded_in, sharded_in
 from osdp.fsdp.state_dict_types import optimizer_form
 from osdp.ranks.rank_group import Together
-from osdp.sharding.parts import parts_of, refuse_parts
+from osdp.sharding.nested_models import parts_of, refuse_parts
 from osdp.sharding.sharded_model import Sharded
 from osdp.sharding.state_dict_form import StateDictForm
 

@@ -17,7 +17,7 @@ from torch.distributed._composable.contract import STATE_KEY
 from torch.distributed.fsdp import fully_shard as torchs_fully_shard
 
 from osdp.errors import ShardingError
-from osdp.sharding.parts import with_parts
+from osdp.sharding.nested_models import with_parts
 from osdp.sharding.sharded_model import sharded_of
 
 

@@ -18,7 +18,7 @@ from osdp import _C
 from osdp.base.parameter_names import without_wrappers
 from osdp.errors import FormatError, InvalidProblemError
 from osdp.fsdp.sharded_in import first_sharded_in
-from osdp.sharding.parts import refuse_parts
+from osdp.sharding.nested_models import refuse_parts
 
 
 def local_metadata_dict(model: nn.Module) -> dict[str, Any]:

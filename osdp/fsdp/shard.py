@@ -15,9 +15,9 @@ from osdp.fsdp.obeyed_plan import obey
 from osdp.fsdp.options import Options
 from osdp.fsdp.searched_plan import searched_plan
 from osdp.sharding.copies import also_copy
-from osdp.sharding.handover import Handover
 from osdp.sharding.hybrid_mesh import model_ranks
 from osdp.sharding.materialize import keep_ties
+from osdp.sharding.resharding import Resharding
 from osdp.sharding.separate_parts import SeparateParts
 from osdp.sharding.sharded_model import runtime_of
 from osdp.sharding.state_dict_form import StateDictForm
@@ -69,7 +69,7 @@ def _shard(module: nn.Module, options: Options, form: StateDictForm, separate: S
 
 
 def _shard_parts(module: nn.Module, options: Options, separate: SeparateParts) -> None:
-    with Handover(module) as handover:
+    with Resharding(module) as resharding:
         with separate.readable():
             if options.plan is not None:
                 plan = options.plan
@@ -81,7 +81,7 @@ def _shard_parts(module: nn.Module, options: Options, separate: SeparateParts) -
             module,
             plan,
             options,
-            handover,
+            resharding,
             param_init_fn=options.param_init_fn,
             initialise=options.initialise,
         )

@@ -28,10 +28,10 @@ from osdp import _C
 from osdp.errors import ShardingError
 from osdp.ranks.rank_group import Together
 from osdp.sharding.forward_methods import register_forward_method
-from osdp.sharding.handover import Handover
-from osdp.sharding.installed import Installed
+from osdp.sharding.module_changes import ModuleChanges
+from osdp.sharding.nested_models import parts_of
 from osdp.sharding.parameter_settings import copy_settings
-from osdp.sharding.parts import parts_of
+from osdp.sharding.resharding import Resharding
 from osdp.sharding.rollback import ModulesAsTheyWere
 from osdp.sharding.separate_parts import SeparateParts
 from osdp.sharding.set_aside import SetAside
@@ -115,7 +115,7 @@ def _copied(model: nn.Module, memo: Memo, shard: Shard) -> nn.Module:
     with (
         SeparateParts(made, source.group, of_same_ranks=True),
         SetAside(made, _apart(model, source, memo)),
-        Handover(made),
+        Resharding(made),
     ):
         new = shard(made, source, CopiedRows(source, memo))
     _keep_values(model, made, source)
@@ -127,7 +127,7 @@ def _copied(model: nn.Module, memo: Memo, shard: Shard) -> nn.Module:
     names = {id(p): name for name, p in made.named_parameters()}
     added = [memo[id(p)] for p in source.tree.known[len(source.planned) :] if id(p) in memo]
     if joined := {names[id(p)]: p for p in added if id(p) in names}:
-        with Installed.on(made).also(made):
+        with ModuleChanges.on(made).also(made):
             new.tree.join(made, joined)
     new.index = {name: new.tree.index[i] for i, name in names.items() if i in new.tree.index}
     for owner, method, reads in source.registered:
@@ -171,7 +171,7 @@ def _modules_of(model: nn.Module, source: Sharded, memo: Memo) -> nn.Module:
         copy_settings(parameter, made)
     kept = ModulesAsTheyWere(model)
     try:
-        Installed.on(model).take_off()
+        ModuleChanges.on(model).take_off()
         copied = copy.deepcopy(model, memo)
     finally:
         kept.put_back()
@@ -216,4 +216,4 @@ def _keep_values(model: nn.Module, made: nn.Module, source: Sharded) -> None:
 
 def copyable(model: nn.Module, shard: Shard) -> None:
     """Let `model`, which is sharded, be copied."""
-    Installed.on(model).put(model, "__deepcopy__", DeepCopy(model, shard))
+    ModuleChanges.on(model).put(model, "__deepcopy__", DeepCopy(model, shard))

@@ -12,13 +12,13 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from osdp.ranks.process_groups import group_of_ranks
-from osdp.sharding.cut_parameters import CutParameter
+from osdp.sharding.sharded_parameters import ShardedParameter
 
 _RANK = "_osdp_rank"  # attribute of a DTensor: the rank of its rows; kept when a user saves the DTensor
 _meshes: WeakKeyDictionary[object, dict[bool, DeviceMesh]] = WeakKeyDictionary()
 
 
-def as_dtensor(parameter: CutParameter, rows: Tensor) -> Tensor:
+def as_dtensor(parameter: ShardedParameter, rows: Tensor) -> Tensor:
     """A DTensor of the full shape. `rows`: this rank's rows of the parameter or of a tensor of its shape.
     Collective for a split weight."""
     from torch.distributed.tensor import DTensor
@@ -35,14 +35,14 @@ def as_dtensor(parameter: CutParameter, rows: Tensor) -> Tensor:
     return shown
 
 
-def rank_of(value: Tensor, parameter: CutParameter) -> tuple[int, int]:
+def rank_of(value: Tensor, parameter: ShardedParameter) -> tuple[int, int]:
     """Rank and number of ranks of the rows that one of our DTensors holds; by default this rank's."""
     here = (parameter.rank, parameter.world)
     found: tuple[int, int] = getattr(value, _RANK, here)
     return found
 
 
-def rows_of(parameter: CutParameter, value: Any) -> Tensor:
+def rows_of(parameter: ShardedParameter, value: Any) -> Tensor:
     """This rank's part of a DTensor of the full shape on the parameter's mesh, in whatever placements. Collective."""
     if parameter.split or value.device_mesh != mesh_of(parameter):
         return parameter.sharded.take_local(parameter.name, value.full_tensor())
@@ -50,14 +50,14 @@ def rows_of(parameter: CutParameter, value: Any) -> Tensor:
     return rows
 
 
-def placements_of(parameter: CutParameter) -> list[Any]:
+def placements_of(parameter: ShardedParameter) -> list[Any]:
     from torch.distributed.tensor import Replicate, Shard
 
     rows = Shard(parameter.dim)
     return [Replicate(), rows] if parameter.hybrid else [rows]
 
 
-def mesh_of(parameter: CutParameter) -> DeviceMesh:
+def mesh_of(parameter: ShardedParameter) -> DeviceMesh:
     """The mesh of the parameter's ranks, created on first use; with HYBRID_SHARD by the ranks of line and
     column."""
     sharded = parameter.sharded

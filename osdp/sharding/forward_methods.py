@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 from osdp.base.compiled_modules import unwrapped
 from osdp.errors import ShardingError
 from osdp.sharding.gathering_calls import gathering
-from osdp.sharding.installed import Installed
+from osdp.sharding.module_changes import ModuleChanges
 from osdp.sharding.sharded_model import Sharded, sharded_models
 from osdp.sharding.torch_patches.init_functions import refuse_part
 
@@ -97,7 +97,7 @@ def register_forward_method(module: nn.Module, name: str, reads: Iterable[str] |
         return gathers(*args, **kwargs)
 
     registered._osdp_method = method  # type: ignore[attr-defined]
-    Installed.on(model).put(module, name, registered)
+    ModuleChanges.on(model).put(module, name, registered)
     sharded.registered.append((weakref.ref(module), name, reads))
 
 

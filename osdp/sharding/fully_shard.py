@@ -24,18 +24,18 @@ from osdp.sharding.copies import CopiedRows, copyable
 from osdp.sharding.cpu_offload import wants_offload
 from osdp.sharding.forward_methods import watch_methods
 from osdp.sharding.gathering_calls import cover_forward, route_forward
-from osdp.sharding.handover import Handover
 from osdp.sharding.hybrid_mesh import GroupLike, RankGrid, agreed_grid, model_ranks
 from osdp.sharding.init_after_to_empty import install_to_empty
-from osdp.sharding.installed import Installed
 from osdp.sharding.materialize import Placing, keep_ties, survey
 from osdp.sharding.meta_init import InitFunction
 from osdp.sharding.mixed_precision import chosen_precision, install_precision
+from osdp.sharding.module_changes import ModuleChanges
 from osdp.sharding.module_tree import Tree
 from osdp.sharding.parameter_settings import apply_settings
 from osdp.sharding.planned_batch import watch_batch
 from osdp.sharding.recomputation import RecomputedBlock
 from osdp.sharding.refusals import check_plan_and_model, need_backend_memory, need_process_group, usable_group
+from osdp.sharding.resharding import Resharding
 from osdp.sharding.rollback import AsItWas
 from osdp.sharding.sharded_model import Sharded, joined, register, splits_of, unregister
 from osdp.sharding.shared_memory import note_former
@@ -57,7 +57,7 @@ def fully_shard(
     cpu_offload: object = False,
     mixed_precision: MixedPrecision | object | None = None,
     allocate_memory_from_process_group_for_comm: bool = False,
-    handover: Handover | None = None,
+    resharding: Resharding | None = None,
 ) -> nn.Module:
     """Shard `model` in place as `plan` says, and return it. Collective over `process_group` (default: all ranks).
 
@@ -92,7 +92,7 @@ def fully_shard(
     divided afterwards, and gradients are first copied to this memory. See docs/accelerators.md.
     Raises ProcessGroupError if the backend has no such memory.
 
-    `handover`: the Handover of parts of `model` that are sharded already, entered by the caller.
+    `resharding`: the Resharding of parts of `model` that are sharded already, entered by the caller.
 
     Raises, on all ranks and with nothing changed: ProcessGroupError without a usable group, PlanMismatchError when the
     plan is for another model, world size or number of hosts, DisagreementError when ranks differ in plan,
@@ -114,10 +114,10 @@ def fully_shard(
         offload = wants_offload(cpu_offload)
         moves = offload or device_id is not None
         check_plan_and_model(
-            model, plan, together.world_size, moves, handover.without_memory if handover else ()
+            model, plan, together.world_size, moves, resharding.without_memory if resharding else ()
         )
-        if handover is not None:
-            handover.check_group(group)
+        if resharding is not None:
+            resharding.check_group(group)
         policy = chosen_precision(mixed_precision, plan, model)
     except Exception as caught:
         error = caught
@@ -130,10 +130,10 @@ def fully_shard(
     was = AsItWas(model)
     try:
         placing: Placing | None = None
-        if place.elsewhere or offload or (handover is not None and handover.parts):
-            placing = Placing(model, together, place.device, param_init_fn, initialise, handover)
-        if handover is not None:
-            handover.begin(plan, grid)
+        if place.elsewhere or offload or (resharding is not None and resharding.parts):
+            placing = Placing(model, together, place.device, param_init_fn, initialise, resharding)
+        if resharding is not None:
+            resharding.begin(plan, grid)
         runtime = _cut(
             model, plan, number, together, grid, place.device, policy, placing, was, offload, backend_memory
         )
@@ -247,7 +247,7 @@ def _install(
     names = [name for name, _ in model.named_parameters()]
     sharded = Sharded(plan, names, runtime, group, device, grid, policy)
     sharded.lane = lane_group(group, device)
-    installed = Installed(model)
+    installed = ModuleChanges(model)
     mixed = parameter_dtypes(model, policy)
     calls, covering = install_calls(model, plan, sharded.index, runtime, mixed)
     if sharded.policy is not None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from osdp.ranks.rank_group import Together
 from osdp.sharding.forward_methods import part_of
-from osdp.sharding.installed import Installed
+from osdp.sharding.module_changes import ModuleChanges
 from osdp.sharding.read_values import ReadValues
 from osdp.sharding.sharded_model import Sharded
 
@@ -83,7 +83,7 @@ def _and_initialise(module: nn.Module) -> Callable[..., Any]:
 def _initialise_in_full(part: nn.Module) -> None:
     """Until the next forward of `part`, which has just been emptied, what initialises it gets full parameters."""
     model, sharded, _ = part_of(part)
-    installed = Installed.on(model)
+    installed = ModuleChanges.on(model)
     emptied = {sharded.tree.index[id(p)] for p in part.parameters() if sharded.tree.is_sharded(p)}
     sharded.emptied |= emptied
     sharded.in_full = functools.partial(_in_full, sharded)

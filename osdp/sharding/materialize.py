@@ -21,9 +21,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 from osdp import _C
 from osdp.errors import DisagreementError, InvalidProblemError
 from osdp.ranks.rank_group import Together
-from osdp.sharding.handover import Handover
 from osdp.sharding.meta_init import InitFunction, Turn, own_tensors, run_turn, turns_of
 from osdp.sharding.pretrained_resets import pretrained_resets
+from osdp.sharding.resharding import Resharding
 
 # A parameter on the meta device -> the one with values that took its place.
 _placed: MutableMapping[Tensor, ref[nn.Parameter]] = WeakIdKeyDictionary()
@@ -129,12 +129,12 @@ class Placing:
         device: torch.device,
         init: InitFunction | None = None,
         initialise: bool | None = True,
-        handover: Handover | None = None,
+        resharding: Resharding | None = None,
     ) -> None:
         """Collective. Raises ShardingError on all ranks, with nothing changed, if a module cannot be
         initialised."""
         self.model, self.together, self.device, self.init = model, together, device, init
-        self.lenient, self.handover = initialise is None, handover
+        self.lenient, self.resharding = initialise is None, resharding
         self.parameters = dict(model.named_parameters())
         self.buffers = dict(model.named_buffers())
         # Tensors without a value on rank 0 are initialised, on all ranks; the others get rank 0's value.
@@ -201,9 +201,9 @@ class Placing:
             take(tensor, full)
 
     def _handed_over(self, tensor: Tensor, index: int | None, runtime: _C.Runtime) -> bool:
-        if index is None or self.handover is None:
+        if index is None or self.resharding is None:
             return False
-        part = self.handover.take(tensor, index, runtime)
+        part = self.resharding.take(tensor, index, runtime)
         if part is not None:
             self.values.pop(id(tensor))
             self.stand_ins[id(tensor)].detach().copy_(part)

@@ -43,9 +43,9 @@ from osdp.plan.mixed_precision import parameter_dtypes
 from osdp.ranks.rank_group import Together
 from osdp.sharding.compile_hooks import compiled_modules, install_call, outside
 from osdp.sharding.consistency_check import first_difference, tensor_facts
-from osdp.sharding.installed import Installed
 from osdp.sharding.mixed_precision import cast_buffers
-from osdp.sharding.parts import modules_in_parts
+from osdp.sharding.module_changes import ModuleChanges
+from osdp.sharding.nested_models import modules_in_parts
 from osdp.sharding.sharded_model import Sharded, sharded_models
 from osdp.sharding.state_dict import show_full_parameters
 
@@ -137,7 +137,7 @@ class Tree:
         if errors:
             raise ShardingError(errors[0])
         changed = bool(new or buffers or self.sharded.runtime.tree_changed)
-        with Installed.on(model).also(model) if changed else nullcontext():
+        with ModuleChanges.on(model).also(model) if changed else nullcontext():
             if new or buffers:
                 self._take_in(model, new, buffers)
             show_full_parameters(model, self.sharded)

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from osdp.errors import ShardingError
-from osdp.sharding.cut_parameters import CutParameter, cut_parameter
 from osdp.sharding.dtensors import as_dtensor
 from osdp.sharding.sharded_model import Sharded
+from osdp.sharding.sharded_parameters import ShardedParameter, sharded_parameter
 
 
 def own_sharded(module: nn.Module, sharded: Sharded) -> Iterator[tuple[nn.Module, str, nn.Parameter, int]]:
@@ -31,8 +31,8 @@ def reads_others(module: nn.Module, sharded: Sharded) -> bool:
     return any(sharded.tree.is_sharded(p) for p in module.parameters() if id(p) not in own)
 
 
-def named(sharded: Sharded, index: int) -> CutParameter:
-    return cut_parameter(sharded, next(name for name, i in sharded.index.items() if i == index))
+def named(sharded: Sharded, index: int) -> ShardedParameter:
+    return sharded_parameter(sharded, next(name for name, i in sharded.index.items() if i == index))
 
 
 @contextmanager

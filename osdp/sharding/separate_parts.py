@@ -11,7 +11,7 @@ neither waits for the other.
 Where the whole's forward is traced, the part computes as it did before it was sharded, on tensors without data
 (`readable`).
   Functions for a whole model (no_sync, clip_grad_norm_, summon_full_params, state dicts) include its parts, see
-parts.py.
+nested_models.py.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from torch import nn
 
 from osdp.base.compiled_modules import unwrapped
 from osdp.base.stand_in import StandIn
-from osdp.sharding.handover import Handover
-from osdp.sharding.parts import ranks_of
+from osdp.sharding.nested_models import ranks_of
+from osdp.sharding.resharding import Resharding
 from osdp.sharding.sharded_model import runtime_of, sharded_models, sharded_of
 
 
@@ -87,5 +87,5 @@ class SeparateParts:
         """Context in which the parts can be traced. Raises ShardingError, with nothing changed, if one is in use."""
         with ExitStack() as stack:
             for part in self._stand_ins:
-                stack.enter_context(Handover(part, lent=True))
+                stack.enter_context(Resharding(part, lent=True))
             yield

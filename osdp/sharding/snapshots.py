@@ -12,8 +12,8 @@ from torch.distributed.tensor import DTensor
 
 from osdp.base.tensor_trees import map_tensors, tensors_in
 from osdp.sharding.dtensors import as_dtensor
+from osdp.sharding.nested_models import names_in_parts
 from osdp.sharding.own_values import named, own_sharded
-from osdp.sharding.parts import names_in_parts
 from osdp.sharding.sharded_model import Sharded
 
 

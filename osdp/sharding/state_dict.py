@@ -24,9 +24,10 @@ from torch import nn
 
 from osdp.base.compiled_modules import is_compiled
 from osdp.base.warned import warn
-from osdp.sharding.installed import Installed
 from osdp.sharding.load_state_dict import loading
+from osdp.sharding.module_changes import ModuleChanges
 from osdp.sharding.module_methods import ModuleMethod
+from osdp.sharding.nested_models import modules_in_parts, refuse_parts
 from osdp.sharding.own_values import (
     dtensor_values,
     full_values,
@@ -35,7 +36,6 @@ from osdp.sharding.own_values import (
     refuse_rows,
     saving_code,
 )
-from osdp.sharding.parts import modules_in_parts, refuse_parts
 from osdp.sharding.read_values import ReadValues
 from osdp.sharding.sharded_model import Sharded
 from osdp.sharding.snapshots import Snapshot, newest
@@ -51,7 +51,7 @@ def show_full_parameters(model: nn.Module, sharded: Sharded) -> None:
         sharded.shown.add(module)
         begin = functools.partial(_begin_loading, module, model, sharded)
         for name, method in (*_saving(module, model, sharded), *loading(module, sharded, begin)):
-            Installed.put_on(model, module, name, ModuleMethod(module, sharded, name, method))
+            ModuleChanges.put_on(model, module, name, ModuleMethod(module, sharded, name, method))
 
 
 def _saving(

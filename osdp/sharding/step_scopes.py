@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from osdp.errors import InvalidProblemError
-from osdp.sharding.parts import counted_with, with_parts
+from osdp.sharding.nested_models import counted_with, with_parts
 from osdp.sharding.sharded_model import Sharded, runtime_of
 from osdp.sharding.tensor_parallel_norm import clip_over_tensor_parallel
 

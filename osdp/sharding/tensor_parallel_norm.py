@@ -22,7 +22,7 @@ from torch import distributed as dist
 
 from osdp.base.compiled_modules import unwrapped
 from osdp.errors import DisagreementError, GradientError, InvalidProblemError, ShardingError
-from osdp.sharding.parts import with_parts
+from osdp.sharding.nested_models import with_parts
 from osdp.sharding.sharded_model import runtime_of
 
 _ATTRIBUTE = "tensor_model_parallel"  # Megatron's, of parameters

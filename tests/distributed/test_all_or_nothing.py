@@ -33,7 +33,7 @@ STEPS = (
     "Tree",
     "show_full_parameters",
     "watch_methods",
-    "Installed.note",
+    "ModuleChanges.note",
     "register",
 )
 HOLDERS = {"": fully_shard, "unit_calls": unit_calls}

@@ -28,7 +28,7 @@ from torch.distributed.fsdp.wrap import CustomPolicy
 from torch.utils.checkpoint import checkpoint
 
 import osdp
-from osdp.sharding.parts import with_parts
+from osdp.sharding.nested_models import with_parts
 from osdp.sharding.sharded_model import runtime_of
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 import osdp
 from osdp.ranks.process_groups import group_of_ranks
-from osdp.sharding.parts import parts_of, with_parts
+from osdp.sharding.nested_models import parts_of, with_parts
 
 
 class Around(nn.Module):

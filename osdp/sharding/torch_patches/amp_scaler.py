@@ -20,8 +20,8 @@ from torch.amp import grad_scaler
 from torch.optim import Optimizer
 
 from osdp.base.warned import warn
-from osdp.sharding.cut_parameters import cut_parameters
-from osdp.sharding.parts import groups_with_parts
+from osdp.sharding.nested_models import groups_with_parts
+from osdp.sharding.sharded_parameters import sharded_parameters
 from osdp.sharding.torch_patches.replaced import replace
 
 
@@ -41,7 +41,7 @@ def _agreeing(original: Callable[..., Any]) -> Callable[..., Any]:
     def unscale(self: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> dict[Any, Tensor]:
         found: dict[Any, Tensor] = original(self, optimizer, *args, **kwargs)
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        cut = cut_parameters(parameters)
+        cut = sharded_parameters(parameters)
         groups = {c.sharded.group: None for c in cut.values()}
         for group in groups | dict.fromkeys(groups_with_parts(parameters)):
             for infinite in found.values():

@@ -25,8 +25,8 @@ from torch.optim import Optimizer
 
 from osdp.base.warned import warn
 from osdp.errors import ShardingError
-from osdp.sharding.cut_parameters import CutParameter, cut_parameters
 from osdp.sharding.sharded_model import registrations
+from osdp.sharding.sharded_parameters import ShardedParameter, sharded_parameters
 from osdp.sharding.torch_patches.optimizer_options import OptionCheck
 
 STEPS = 3
@@ -47,7 +47,7 @@ def check_before_step(optimizer: Optimizer) -> None:
     seen = sum(len(group["params"]) for group in optimizer.param_groups), registrations()
     known = _checked.get(optimizer)
     if known is None or known[0] != seen:
-        cut = cut_parameters(p for group in optimizer.param_groups for p in group["params"])
+        cut = sharded_parameters(p for group in optimizer.param_groups for p in group["params"])
         _refuse_full_states(optimizer, cut)
         if type(optimizer) not in _ELEMENT_WISE:
             check_optimizer(optimizer, cut)
@@ -64,7 +64,7 @@ def check_before_step(optimizer: Optimizer) -> None:
         known[1].before_step(optimizer)
 
 
-def _refuse_full_states(optimizer: Optimizer, cut: dict[int, CutParameter]) -> None:
+def _refuse_full_states(optimizer: Optimizer, cut: dict[int, ShardedParameter]) -> None:
     """Raises ShardingError if the optimizer has stepped before its parameters were sharded."""
     for parameter, state in optimizer.state.items():
         found = cut.get(id(parameter))
@@ -80,7 +80,7 @@ def _refuse_full_states(optimizer: Optimizer, cut: dict[int, CutParameter]) -> N
                 )
 
 
-def check_optimizer(optimizer: Optimizer, cut: dict[int, CutParameter]) -> None:
+def check_optimizer(optimizer: Optimizer, cut: dict[int, ShardedParameter]) -> None:
     """Raises ShardingError if the optimizer holds shards (those in `cut`) and is not element-wise."""
     if not cut:
         return
@@ -113,7 +113,7 @@ def check_optimizer(optimizer: Optimizer, cut: dict[int, CutParameter]) -> None:
         )
 
 
-def step_difference(optimizer: Optimizer, cut: dict[int, CutParameter]) -> float | None:
+def step_difference(optimizer: Optimizer, cut: dict[int, ShardedParameter]) -> float | None:
     """Relative difference between steps of halves and the step of the whole; None if they agree."""
     whole, upper, lower = (_Trial(optimizer, cut, part) for part in (slice(None), slice(0, 3), slice(3, 6)))
     for _ in range(STEPS):
@@ -130,7 +130,7 @@ def step_difference(optimizer: Optimizer, cut: dict[int, CutParameter]) -> float
 class _Trial:
     """An optimizer like the given one over small tensors: rows `part` of six."""
 
-    def __init__(self, optimizer: Optimizer, cut: dict[int, CutParameter], part: slice) -> None:
+    def __init__(self, optimizer: Optimizer, cut: dict[int, ShardedParameter], part: slice) -> None:
         device = next(p.device for g in optimizer.param_groups for p in g["params"] if id(p) in cut)
         generator = torch.Generator().manual_seed(0)
         self.params: list[nn.Parameter] = []

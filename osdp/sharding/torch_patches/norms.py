@@ -22,7 +22,7 @@ from torch.nn.utils import clip_grad, convert_parameters
 from osdp import _C
 from osdp.base.warned import warn
 from osdp.errors import ShardingError
-from osdp.sharding.parts import parts_of_wholes
+from osdp.sharding.nested_models import parts_of_wholes
 from osdp.sharding.torch_patches.replaced import replace
 
 

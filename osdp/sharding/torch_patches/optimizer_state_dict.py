@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from osdp.errors import ShardingError
-from osdp.sharding.cut_parameters import CutParameter, cut_parameters
 from osdp.sharding.dtensors import as_dtensor, mesh_of, rank_of, rows_of
+from osdp.sharding.sharded_parameters import ShardedParameter, sharded_parameters
 from osdp.sharding.torch_patches.replaced import replace
 
 Value = Any
@@ -68,8 +68,8 @@ def _taking_apart(original: Callable[..., None]) -> Callable[..., None]:
     return load_state_dict
 
 
-def _cut_of(optimizer: Optimizer) -> dict[int, CutParameter]:
-    return cut_parameters(_parameters(optimizer))
+def _cut_of(optimizer: Optimizer) -> dict[int, ShardedParameter]:
+    return sharded_parameters(_parameters(optimizer))
 
 
 def _parameters(optimizer: Optimizer) -> Iterator[nn.Parameter]:
@@ -94,7 +94,7 @@ def _map(value: Value, function: Callable[[Tensor, str], Tensor], key: str = "")
 class _OfParameter:
     """Converts one tensor of a parameter's state."""
 
-    def __init__(self, optimizer: Optimizer, parameter: CutParameter) -> None:
+    def __init__(self, optimizer: Optimizer, parameter: ShardedParameter) -> None:
         self.kind, self.parameter = type(optimizer).__name__, parameter
 
 

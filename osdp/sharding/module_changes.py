@@ -1,4 +1,4 @@
-"""Installed: records what sharding installs on modules (hooks, forwards, watched methods, cast buffers), to
+"""ModuleChanges: records what sharding installs on modules (hooks, forwards, watched methods, cast buffers), to
 remove it again.
 
 Changes that a script has made since, such as hooks or another forward, are kept.
@@ -24,7 +24,7 @@ _OTHERS = (
 _ATTRIBUTE = "_osdp_installed"
 
 
-class Installed:
+class ModuleChanges:
     def __init__(self, model: nn.Module) -> None:
         """Record the state before installation; `note` records it after."""
         self._model = vars(model)
@@ -64,10 +64,10 @@ class Installed:
             setattr(module, name, value)
 
     @staticmethod
-    def on(model: nn.Module) -> Installed:
+    def on(model: nn.Module) -> ModuleChanges:
         """The record of `model`, which is sharded."""
         installed = vars(model)[_ATTRIBUTE]
-        assert isinstance(installed, Installed)
+        assert isinstance(installed, ModuleChanges)
         return installed
 
     def __deepcopy__(self, memo: object) -> None:

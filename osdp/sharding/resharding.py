@@ -1,4 +1,4 @@
-"""Handover: parts of a model that are sharded already are included in the sharding of the whole model.
+"""Resharding: parts of a model that are sharded already are included in the sharding of the whole model.
 
 Note [Parts and the whole]
 Scripts written for FSDP wrap parts of a model first and the model last. Each wrapper shards immediately, so a
@@ -25,7 +25,7 @@ from osdp.errors import ShardingError
 from osdp.plan.plan import Plan
 from osdp.sharding.forward_methods import register_forward_method
 from osdp.sharding.hybrid_mesh import RankGrid
-from osdp.sharding.installed import Installed
+from osdp.sharding.module_changes import ModuleChanges
 from osdp.sharding.rollback import AsItWas
 from osdp.sharding.sharded_model import Sharded, register, sharded_of
 
@@ -33,7 +33,7 @@ _WHOLE = "whole"
 _ANEW = "The parts of the model that were sharded before cannot be restored: build the model again."
 
 
-class Handover:
+class Resharding:
     """Context in which `model` and its modules are as before sharding and wrapping, except for the
     parameters' memory.
 
@@ -50,7 +50,7 @@ class Handover:
         self._was: AsItWas | None = None
         self._begun = False
 
-    def __enter__(self) -> Handover:
+    def __enter__(self) -> Resharding:
         for module, sharded in self.parts:
             _refuse_in_use(module, sharded)
         if self.parts:
@@ -63,7 +63,7 @@ class Handover:
         for parent, key, child in self._wrappers:
             parent._modules[key] = getattr(child, "_osdp_wrapped")  # noqa: B009
         for module, sharded in self.parts:
-            Installed.on(module).take_off()
+            ModuleChanges.on(module).take_off()
             HANDLES.pop(module)
             present = {id(p) for p in module.parameters()}
             for index, parameter in enumerate(sharded.tree.known):

@@ -12,7 +12,7 @@ from osdp.sharding.sharded_model import Sharded, sharded_models
 
 
 @dataclass(frozen=True)
-class CutParameter:
+class ShardedParameter:
     """A sharded parameter: this rank holds a part of it."""
 
     sharded: Sharded
@@ -59,11 +59,11 @@ class CutParameter:
         return f"osdp.search(..., whole=[{module or self.name!r}]), or by hand {by_hand}"
 
 
-def cut_parameter(sharded: Sharded, name: str) -> CutParameter:
-    return CutParameter(sharded, name, name in _hybrid_names(sharded))
+def sharded_parameter(sharded: Sharded, name: str) -> ShardedParameter:
+    return ShardedParameter(sharded, name, name in _hybrid_names(sharded))
 
 
-def cut_parameters(parameters: Iterable[Tensor]) -> dict[int, CutParameter]:
+def sharded_parameters(parameters: Iterable[Tensor]) -> dict[int, ShardedParameter]:
     """Those of `parameters` that are sharded, by id()."""
     wanted = {id(p) for p in parameters}
     found = {}
@@ -77,7 +77,7 @@ def cut_parameters(parameters: Iterable[Tensor]) -> dict[int, CutParameter]:
             if hybrid is None:
                 hybrid = _hybrid_names(sharded)
             name = names[sharded.tree.index[id(p)]]
-            found[id(p)] = CutParameter(sharded, name, name in hybrid)
+            found[id(p)] = ShardedParameter(sharded, name, name in hybrid)
     return found
 
 

@@ -71,3 +71,16 @@ def test_a_rank_that_dies_is_reported_with_its_signal(ranks):
     with pytest.raises(CaseFailure, match=r"rank 0: the process ended \(SIGKILL\)"):
         ranks(dies_on_rank_0, world=2)
     assert len(ranks(sums, 1, world=4)) == 4
+
+
+def makes_a_group(me: Member) -> int:
+    """A group of all ranks of the case, called by their count of groups, as torch calls it."""
+    group = dist.new_group(list(range(me.world)))
+    total = torch.ones(1)
+    dist.all_reduce(total, group=group)
+    return int(total)
+
+
+def test_a_case_on_fewer_ranks_may_make_groups_of_its_own(ranks):
+    assert ranks(makes_a_group, world=2) == [2] * 2
+    assert ranks(makes_a_group, world=4, timeout_s=60) == [4] * 4

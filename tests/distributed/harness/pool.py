@@ -40,6 +40,7 @@ class Pool:
         self._processes: list[ForkServerProcess] = []
         self._pipes: list[Connection] = []
         self._directory: tempfile.TemporaryDirectory[str] | None = None
+        self._cases = 0  # run so far
 
     def run(
         self, case: Callable[..., Any], *args: Any, world: int, timeout_s: float = 240.0, **kwargs: Any
@@ -49,7 +50,8 @@ class Pool:
             raise ValueError(f"world size {world}: this pool has {self.size} ranks")
         if not self._processes:
             self._start()
-        message = pickle.dumps((case.__module__, case.__qualname__, world, args, kwargs))
+        self._cases += 1
+        message = pickle.dumps((self._cases, case.__module__, case.__qualname__, world, args, kwargs))
         answers: dict[int, Any] = {}
         try:
             for pipe in self._pipes[:world]:

@@ -6,8 +6,9 @@ another version.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
+from itertools import repeat
 from typing import Any
 
 from osdp.base import file_versions
@@ -126,13 +127,7 @@ def _list(shape: Shape, depth: int) -> Read:
     def read(value: Any) -> tuple[Any, ...]:
         if type(value) is not list:
             raise _wrong("a list", value)
-        found: list[Any] = []
-        try:
-            for one in value:
-                found.append(item(one))
-        except Violation as error:
-            raise error.inside(len(found)) from None
-        return tuple(found)
+        return _read_each(repeat(item), value)
 
     return read
 
@@ -145,15 +140,20 @@ def _tuple(shape: Shape, depth: int) -> Read:
             raise _wrong("a list", value)
         if len(value) != len(items):
             raise _wrong(f"a list of {len(items)}", value)
-        found: list[Any] = []
-        try:
-            for item, one in zip(items, value, strict=True):
-                found.append(item(one))
-        except Violation as error:
-            raise error.inside(len(found)) from None
-        return tuple(found)
+        return _read_each(items, value)
 
     return read
+
+
+def _read_each(items: Iterable[Read], value: list[Any]) -> tuple[Any, ...]:
+    """Each entry by its own of `items`; a Violation says where it is."""
+    found: list[Any] = []
+    try:
+        for item, one in zip(items, value, strict=False):
+            found.append(item(one))
+    except Violation as error:
+        raise error.inside(len(found)) from None
+    return tuple(found)
 
 
 def _map(shape: Shape, depth: int) -> Read:

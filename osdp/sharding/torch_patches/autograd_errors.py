@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -102,15 +102,9 @@ def _computed_in(runtime: _C.Runtime | None) -> torch.dtype | None:
 
 def _cut_to(one: int, other: int) -> list[str]:
     """Names of the parameters that are as long as one of the two along some dimension, and this rank's part as the other."""
-    found = [
-        name
-        for model, sharded in sharded_models()
-        for name, parameter in model.named_parameters()
-        if name in sharded.index
-        and one != other
-        and {one, other} in map(set, zip(parameter.shape, sharded.full_shape(name), strict=False))
-    ]
-    return list(dict.fromkeys(found))
+    return _names(
+        lambda part, whole: one != other and {one, other} in map(set, zip(part, whole, strict=False))
+    )
 
 
 def _in_slices(runtime: _C.Runtime | None) -> list[str]:
@@ -120,12 +114,16 @@ def _in_slices(runtime: _C.Runtime | None) -> list[str]:
 
 def _parameters(part: str, whole: str) -> list[str]:
     """Names of the parameters whose part on this rank has this shape."""
+    return _names(lambda own, full: (str(list(own)), str(list(full))) == (part, whole))
+
+
+def _names(fits: Callable[[Sequence[int], Sequence[int]], bool]) -> list[str]:
+    """Names of the sharded parameters for which `fits(shape of this rank's part, full shape)`."""
     found = [
         name
         for model, sharded in sharded_models()
         for name, parameter in model.named_parameters()
-        if name in sharded.index
-        and (str(list(parameter.shape)), str(list(sharded.full_shape(name)))) == (part, whole)
+        if name in sharded.index and fits(parameter.shape, sharded.full_shape(name))
     ]
     return list(dict.fromkeys(found))
 

@@ -199,7 +199,9 @@ class Positions {
       broken |= place.parameters && (!small(place) || op.split_tensor >= 0);
       broken |= op.block >= 0 && earlier >= 0 && op.block != model_.operators[earlier].block &&
                 block_end_[op.block] == static_cast<int>(i);
-      between.forward_per_sample += again, between.backward_per_sample += own_backward;
+      // What does not grow with the batch is counted for every sample: the wait for it is at most that long.
+      between.forward_per_sample += again + ps(op.recompute_s_fixed);
+      between.backward_per_sample += own_backward;
       between.backward_fixed += ps(op.compute_s_fixed);
     }
     if (waits_forward + waits_backward > 0 &&

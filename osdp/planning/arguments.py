@@ -6,7 +6,7 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from osdp.base.later_methods import function_of
 from osdp.base.warned import warn
@@ -17,7 +17,10 @@ from osdp.plan.precisions import PRECISIONS
 from osdp.plan.validation import check_description
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
+
+    # Example inputs of a model's forward: its only argument, a tuple of arguments, or a dict of keyword arguments.
+    Sample: TypeAlias = Tensor | tuple[Any, ...] | Mapping[str, Any] | None
 
 DEFAULT_HARDWARE = "a100-8"  # assumed by `search` if no hardware is given
 THIS_MACHINE = "this"  # hardware=: profile this machine
@@ -68,7 +71,7 @@ def default_batch(
 
 
 def arguments_of(
-    sample: tuple[Any, ...] | Mapping[str, Any] | object,
+    sample: Sample,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """A sample as arguments of the model's forward: by position, and by name. One value is one argument, None is none."""
     if isinstance(sample, Mapping):
@@ -78,9 +81,7 @@ def arguments_of(
     return sample if isinstance(sample, tuple) else (sample,), {}
 
 
-def this_machine(
-    model: nn.Module | ModelDescription, sample: tuple[Any, ...] | Mapping[str, Any] | None
-) -> Hardware:
+def this_machine(model: nn.Module | ModelDescription, sample: Sample) -> Hardware:
     """This machine, measured by `osdp.profile` with the model. Collective where there is a process group."""
     args, kwargs = arguments_of(sample)
     measured: Hardware = function_of("Hardware.this")(model, *args, seconds=_PROFILE_S, **kwargs)
@@ -96,9 +97,7 @@ def machine_of(hardware: Hardware | str | os.PathLike[str] | None) -> Hardware:
     return dataclasses.replace(Hardware.load(DEFAULT_HARDWARE), device_memory=DeviceMemory())
 
 
-def description_of(
-    model: nn.Module | ModelDescription, sample: tuple[Any, ...] | Mapping[str, Any] | None
-) -> ModelDescription:
+def description_of(model: nn.Module | ModelDescription, sample: Sample) -> ModelDescription:
     if isinstance(model, ModelDescription):
         return check_sampled(model)
     if sample is None or (isinstance(sample, (tuple, Mapping)) and not sample):

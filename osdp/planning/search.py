@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from osdp import _search
@@ -42,10 +42,12 @@ from osdp.planning.search_space import choose_space
 if TYPE_CHECKING:
     from torch import nn
 
+    from osdp.planning.arguments import Sample
+
 
 def search(
     model_or_desc: nn.Module | ModelDescription,
-    sample: tuple[Any, ...] | Mapping[str, Any] | None = None,
+    sample: Sample = None,
     memory: int | float | str | None = None,
     world_size: int | None = None,
     hardware: Hardware | str | os.PathLike[str] | None = None,
@@ -76,7 +78,8 @@ def search(
     (docs/algorithm.md).
 
     model_or_desc: a model, which is described first with `sample`, or the result of `osdp.describe`.
-    sample: example inputs of the model's forward: a tuple of arguments, or a dict of keyword arguments.
+    sample: example inputs of the model's forward: its only argument (a tensor), a tuple of arguments, or a dict of
+        keyword arguments.
     memory: limit per rank, in bytes or as a string ("8GiB"); by default the hardware's.
     world_size: number of ranks; by default the process group's, else the hardware's.
     hardware: a Hardware (measured by `osdp.profile`), its name or its file. "this": measured now, in about five seconds
@@ -192,7 +195,7 @@ def search(
 def _in_precision(
     description: ModelDescription,
     model: nn.Module,
-    sample: tuple[Any, ...] | Mapping[str, Any] | None,
+    sample: Sample,
     precision: str,
 ) -> ModelDescription:
     """The description with that precision's activations; where it cannot be made, with the model's own, and a warning."""

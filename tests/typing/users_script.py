@@ -26,6 +26,8 @@ assert_type(osdp.profile(description), osdp.Hardware)
 
 plan = osdp.search(description, memory="8GiB", world_size=2)
 assert_type(plan, osdp.Plan)
+for sample in (torch.zeros(2, 4), (torch.zeros(2, 4),), {"input": torch.zeros(2, 4)}):
+    assert_type(osdp.search(model, sample), osdp.Plan)
 assert_type(osdp.Plan.uniform(description, "FULL_SHARD"), osdp.Plan)
 assert_type(plan.replace({"0": osdp.Choice("NO_SHARD")}), osdp.Plan)
 assert_type(plan.choices["0"], osdp.Choice)

@@ -301,6 +301,8 @@ void bind_runtime(py::module_& m) {
       "For each tensor: the runtime and the index of the parameter that it is, or whose gradient it is; "
       "None: of "
       "no sharded model. See csrc/runtime/owners.hpp.");
+  m.def("has_reducer", &rt::has_reducer, py::arg("tensor"),
+        "Whether the reducer of a DistributedDataParallel waits for the tensor's gradient.");
   m.def("norm_over_ranks", &rt::norm_over_ranks, py::arg("tensors"), py::arg("norm_type"),
         py::arg("error_if_nonfinite"), py::arg("parts"), Release(),
         "The norm of the full tensors of which the given ones may be this rank's parts. Collective. See "

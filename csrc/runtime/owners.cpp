@@ -1,5 +1,9 @@
 #include "runtime/owners.hpp"
 
+#include <torch/csrc/autograd/utils/lambda_post_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
 #include <mutex>
 #include <unordered_map>
 
@@ -78,6 +82,15 @@ std::vector<Owner> owners_of(const std::vector<at::Tensor>& tensors) {
     }
   }
   return owners;
+}
+
+bool has_reducer(const at::Tensor& tensor) {
+  const auto node = torch::autograd::impl::try_get_grad_accumulator(tensor);
+  if (!node) return false;
+  const auto& hooks = node->post_hooks();
+  return std::any_of(hooks.begin(), hooks.end(), [](const auto& hook) {
+    return dynamic_cast<const torch::autograd::utils::LambdaPostHook*>(hook.get()) != nullptr;
+  });
 }
 
 }  // namespace osdp::runtime

@@ -27,4 +27,7 @@ void remove_runtime(const Runtime& runtime);
 // nothing, because they are full on every rank.
 std::vector<Owner> owners_of(const std::vector<at::Tensor>& tensors);
 
+// Whether the reducer of a DistributedDataParallel waits for the tensor's gradient.
+bool has_reducer(const at::Tensor& tensor);
+
 }  // namespace osdp::runtime

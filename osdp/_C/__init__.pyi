@@ -30,6 +30,7 @@ __all__: list[str] = [
     "count_registration",
     "elementwise",
     "end_group",
+    "has_reducer",
     "host_identity",
     "memory_live_bytes",
     "memory_meter_install",
@@ -496,6 +497,11 @@ def count_registration(arg0: typing.Any, arg1: typing.Any, arg2: typing.Any) -> 
 def end_group(group: str) -> None:
     """
     Ends a group's heartbeat, lanes and transport, before the group is destroyed; see csrc/comm/ending.hpp.
+    """
+
+def has_reducer(tensor: torch.Tensor) -> bool:
+    """
+    Whether the reducer of a DistributedDataParallel waits for the tensor's gradient.
     """
 
 def host_identity() -> str:

@@ -41,6 +41,7 @@ from osdp.sharding.sharded_model import Sharded, joined, register, splits_of, un
 from osdp.sharding.shared_memory import note_former
 from osdp.sharding.state_dict import show_full_parameters
 from osdp.sharding.torch_patches.install import install_torch_tools, keep_torch_tools, leave_torch
+from osdp.sharding.torch_patches.other_parallels import mark_for_others
 from osdp.sharding.unit_calls import install_calls
 
 
@@ -269,6 +270,7 @@ def _install(
     watch_methods(model, sharded)
     install_to_empty(model, sharded)
     watch_batch(model, plan)
+    mark_for_others(model)
     installed.note()
     copyable(model, _shard_copy)
     sharded.local_bytes = sum(t.numel() * t.element_size() for t in _states(model))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from harness import Member
 from support import blocks
 from support.pair import Pair, close, naming
 from torch import nn
+from torch.distributed._composable import replicate as former_replicate
+from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp import fully_shard as torchs_fully_shard
@@ -33,17 +37,28 @@ def around(me: Member) -> None:
         "DistributedDataParallel": lambda m: DDP(m, process_group=me.group),
         "FullyShardedDataParallel": lambda m: FSDP(m, process_group=me.group, device_id=torch.device("cpu")),
         "torch's fully_shard": lambda m: torchs_fully_shard(m, mesh=mesh),
+        "torch's replicate": lambda m: replicate(m, mesh=mesh),
         "DataParallel": lambda m: DataParallel(m),
     }
     pair = Pair(me, blocks.workload(), "FULL_SHARD")
     for what, wrap in wrappers.items():
-        for outer in (False, True):
+        composable = what.startswith("torch's")
+        for outer in (False, True)[: 1 if composable else 2]:
             with naming(f"{what}, around {'an outer module' if outer else 'it'}"):
                 where = "the module 'inner' in it" if outer else "a model that is"
                 with pytest.raises(
                     osdp.ShardingError, match=rf"rank \d: {what} around {where}.*remove {what}"
                 ):
                     wrap(Outer(pair.sharded) if outer else pair.sharded)
+        if composable:
+            with (
+                naming(f"{what} of a part"),
+                pytest.raises(osdp.ShardingError, match=f"{what} around a model"),
+            ):
+                wrap(pair.sharded.blocks[0])
+    assert hasattr(nn.Module, "_replicate_for_data_parallel")
+    with pytest.raises(osdp.ShardingError, match="DataParallel around a model"):
+        pair.sharded.blocks[0]._replicate_for_data_parallel()
     pair.train(steps=1)
     # What is told to leave the sharded part alone may train the rest.
     outer = Outer(pair.sharded)
@@ -58,14 +73,59 @@ def around(me: Member) -> None:
     close(outer.out.weight.grad, whole.out.weight.grad, 1e-9, "outer")
 
 
+def beside(me: Member) -> None:
+    """torch's composable APIs leave alone what another one manages, and train what is around it."""
+    mesh = DeviceMesh.from_group(me.group, "cpu")
+    ways = {
+        "fully_shard": partial(torchs_fully_shard, mesh=mesh),
+        "replicate": partial(replicate, mesh=mesh),
+        "the former replicate": partial(former_replicate, process_group=me.group),
+    }
+    for way, wrap in ways.items():
+        for mode in ("FULL_SHARD", "NO_SHARD"):
+            with naming(f"{way}, {mode}"):
+                pair = Pair(me, blocks.workload(), mode)
+                whole, outer = Outer(pair.whole), Outer(pair.sharded)
+                whole.out.load_state_dict(outer.out.state_dict())
+                wrap(outer)
+                both = [(m, torch.optim.AdamW(m.parameters(), lr=0.1, foreach=False)) for m in (whole, outer)]
+                for step in range(3):
+                    batch = pair.data(step)
+                    for (model, optimizer), given in zip(both, (batch, pair._part(batch)), strict=True):
+                        optimizer.zero_grad()
+                        model(*given[0]).square().mean().backward()
+                    pair.same_gradients()
+                    grad = outer.out.weight.grad
+                    close(
+                        getattr(grad, "full_tensor", lambda g=grad: g)(), whole.out.weight.grad, 1e-9, "outer"
+                    )
+                    if mode == "FULL_SHARD":  # torch does not clip DTensors together with what all ranks hold
+                        for model, _ in both:
+                            nn.utils.clip_grad_norm_(model.parameters(), 1e-3, foreach=False)
+                        pair.same_gradients()
+                    for _, optimizer in both:
+                        optimizer.step()
+                pair.same_parameters()
+
+
+@pytest.mark.outcome(
+    "torch's `fully_shard` or `replicate` around a module that holds a sharded model", "equal"
+)
+def test_torchs_composable_parallels_leave_a_sharded_model_alone(ranks):
+    ranks(beside, world=2)
+
+
 @pytest.mark.outcome(
     "`DistributedDataParallel`, FSDP1, FSDP2, `DataParallel` around a sharded model", osdp.ShardingError
 )
-@pytest.mark.outcome("the same around a module that holds a sharded model", osdp.ShardingError)
+@pytest.mark.outcome(
+    "`DistributedDataParallel`, FSDP1, `DataParallel` around a module that holds a sharded model",
+    osdp.ShardingError,
+)
 @pytest.mark.outcome("`DistributedDataParallel` that ignores the sharded part by name", "equal")
 @pytest.mark.outcome(
-    "`torch.nn.parallel.replicate` of a sharded model",
-    "not detected: it copies modules to several GPUs of one process without calling them",
+    "`torch.nn.parallel.replicate` of a sharded model, which copies modules to several GPUs",
+    osdp.ShardingError,
 )
 @pytest.mark.filterwarnings("ignore")
 def test_other_parallels_around_a_sharded_model(ranks):
@@ -88,6 +148,8 @@ def inside(me: Member) -> None:
     model = DDP(build(), process_group=me.group)
     refused(model, model.module, "already in a DistributedDataParallel")
     refused(model, model, "the model itself is already under DistributedDataParallel")
+    model = FSDP(build(), process_group=me.group, device_id=torch.device("cpu"), use_orig_params=True)
+    refused(model, model.module, "the model itself is already in a FullyShardedDataParallel")
     model = build()
     torchs_fully_shard(model.blocks[0], mesh=mesh)
     refused(model, model, r"'blocks\.0' is already under torch's fully_shard")

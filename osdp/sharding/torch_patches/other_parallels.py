@@ -1,51 +1,44 @@
-"""Refuses other kinds of data parallelism around or inside a sharded model, before they change anything.
+"""Refuses other kinds of data parallelism around or inside a sharded model, before they change it.
 
 Note [Two data parallels]
 DistributedDataParallel broadcasts rank 0's parameters when it is constructed: for a sharded model these are
-rank 0's rows, which would overwrite those of all ranks. FSDP would shard each rank's rows again. torch calls
-a hook when a module becomes part of another, and these wrappers register the module before they communicate
-(`replicate` at its first forward, with a list of parameters); FSDP1 flattens parameters before, so its
-constructor is patched to check first. Conversely, `fully_shard` looks for wrappers around the model among all
-objects that Python's garbage collector tracks, and inside the model, where `replicate` leaves a mark on the
-module.
+rank 0's rows, which would overwrite those of all ranks. FSDP would shard each rank's rows again. Nothing of torch is
+replaced against that:
+- torch calls a hook when a module becomes part of another. DistributedDataParallel and DataParallel register the module
+  before they communicate, `replicate` a list of its parameters at its first forward.
+- torch's composable APIs (fully_shard, replicate) leave marks on the modules that they were applied to, and look for each
+  other's: a module may have only one of them, and they leave alone the parts of a model that another one manages. OSDP
+  marks the modules of a sharded model in the same way, so fully_shard(outer) shards what is around it, FSDP1's constructor
+  ignores it until it registers it and is refused, and applying one of them to a module of the model itself is refused.
+- DataParallel copies modules by a method of theirs, which refuses.
+Conversely, `fully_shard` looks for these marks inside the model, for the attribute with which both FSDPs mark modules for
+the compiler, and for the hooks of DistributedDataParallel's reducer on parameters.
 """
 
 from __future__ import annotations
 
 import gc
-import importlib
-from collections.abc import Callable, Iterable
-from functools import partial, wraps
+from collections import OrderedDict
 from typing import Any, NoReturn
 
 from torch import distributed as dist
 from torch import nn
-from torch.distributed._composable.contract import _get_registry
-from torch.distributed.fsdp import FullyShardedDataParallel
-from torch.distributed.fsdp._fully_shard import _fully_shard as fsdp2
+from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY, RegistryItem
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from osdp import _C
 from osdp.errors import ShardingError
 from osdp.sharding.sharded_model import sharded_models, sharded_of
-from osdp.sharding.torch_patches.replaced import hook, replace
+from osdp.sharding.torch_patches.replaced import hook
 
 _WRAPPERS = (DistributedDataParallel, DataParallel, FullyShardedDataParallel)
+_COMPOSABLE = ("fully_shard", "replicate")
 
 
 def install_refusals() -> None:
     hook(register_module_module_registration_hook(_registered))
-    replace(FullyShardedDataParallel, "__init__", partial(_asking_first, "FullyShardedDataParallel", 1))
-    for what, module in (("torch's fully_shard", fsdp2), ("torch's replicate", _replicate_with_fsdp())):
-        if hasattr(module, "_validate_module"):  # the first function that they call
-            replace(module, "_validate_module", partial(_asking_first, what, 0))
-
-
-def _replicate_with_fsdp() -> Any:
-    try:
-        return importlib.import_module("torch.distributed._composable.replicate_with_fsdp")
-    except ImportError:  # an older torch
-        return None
 
 
 def _registered(module: nn.Module, name: str, part: nn.Module | None) -> None:
@@ -53,16 +46,31 @@ def _registered(module: nn.Module, name: str, part: nn.Module | None) -> None:
         _refuse_around(type(module).__name__, part)
 
 
-def _asking_first(what: str, place: int, original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def asking(*args: Any, **kwargs: Any) -> Any:
-        given = args[place] if len(args) > place else kwargs.get("module")
-        for module in given if isinstance(given, list | tuple) else [given]:
-            if isinstance(module, nn.Module):
-                _refuse_around(what, module)
-        return original(*args, **kwargs)
+class _Registry(OrderedDict[str, RegistryItem]):
+    """The names of the composable APIs that a module is under: those that may not touch a sharded one, too."""
 
-    return asking
+
+class _States(OrderedDict[Any, Any]):
+    """Their states by function. torch asks for a function when it is applied."""
+
+    def __contains__(self, function: object) -> bool:
+        if (name := getattr(function, "__name__", "")) in _COMPOSABLE:
+            _refuse(f"torch's {name}", "a model that is")
+        return super().__contains__(function)
+
+
+def mark_for_others(model: nn.Module) -> None:
+    """Let torch's composable APIs and DataParallel see that the modules are sharded."""
+    for module in model.modules():
+        held = vars(module)
+        registry, states = held.get(REGISTRY_KEY, {}), held.get(STATE_KEY, {})
+        held[REGISTRY_KEY] = _Registry({**registry, **{name: RegistryItem() for name in _COMPOSABLE}})
+        held[STATE_KEY] = _States(states)
+        held["_replicate_for_data_parallel"] = _refuse_replicas
+
+
+def _refuse_replicas() -> NoReturn:
+    _refuse("DataParallel", "a model that is")
 
 
 def _refuse_around(what: str, part: nn.Module) -> None:
@@ -105,37 +113,28 @@ def refuse_others(model: nn.Module) -> None:
     for name, module in model.named_modules():
         kind = type(module)
         place = f"'{name}'" if name else "the model itself"
-        if "replicate" in (_get_registry(module) or ()):
+        registry = vars(module).get(REGISTRY_KEY, ())
+        if "replicate" in registry and not isinstance(registry, _Registry):
             _refuse_inside(f"{place} is already under torch's replicate")
-        if isinstance(module, _WRAPPERS) or _is_torchs(kind):
-            what = "torch's fully_shard" if not isinstance(module, _WRAPPERS) else kind.__name__
-            _refuse_inside(f"{place} is already under {what}")
-    if _holder(model) is not None:
-        gc.collect()  # an unreferenced one may not have been collected yet
-        if (holder := _holder(model)) is not None:
-            _refuse_inside(f"a part of the model is already in a {type(holder).__name__}")
+        if isinstance(module, _WRAPPERS):
+            _refuse_inside(f"{place} is already under {kind.__name__}")
+        if _is_torchs(kind):
+            _refuse_inside(f"{place} is already under torch's fully_shard")
+        if vars(module).get("_is_fsdp_managed_module"):
+            _refuse_inside(f"{place} is already in a FullyShardedDataParallel, or under torch's fully_shard")
+    if _has_reducer(model):
+        gc.collect()  # DistributedDataParallel is in a reference cycle with its hooks, and may be let go of
+        if _has_reducer(model):
+            _refuse_inside("a part of the model is already in a DistributedDataParallel")
+
+
+def _has_reducer(model: nn.Module) -> bool:
+    return any(_C.has_reducer(p) for p in model.parameters())
 
 
 def _is_torchs(kind: type[nn.Module]) -> bool:
     """Whether torch's fully_shard made this class. OSDP's FSDPModule is a subclass of torch's: Note [torch's FSDPModule]."""
-    return issubclass(kind, fsdp2.FSDPModule) and not getattr(kind, "_osdp_fsdp_module", False)
-
-
-def _holder(model: nn.Module) -> nn.Module | None:
-    """A data-parallel wrapper around the model or a part of it."""
-    parts = set(model.modules())
-    kinds = {id(kind) for kind in _with_subclasses(_WRAPPERS)}
-    for found in gc.get_objects():  # about a million: isinstance would take ten times as long
-        if id(type(found)) not in kinds or "_modules" not in vars(found) or found in parts:
-            continue
-        holder: nn.Module = found
-        if not parts.isdisjoint(holder.modules()):
-            return holder
-    return None
-
-
-def _with_subclasses(classes: Iterable[type]) -> set[type]:
-    return {each for kind in classes for each in (kind, *_with_subclasses(kind.__subclasses__()))}
+    return issubclass(kind, FSDPModule) and not getattr(kind, "_osdp_fsdp_module", False)
 
 
 def _refuse_inside(what: str) -> NoReturn:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from osdp.errors import DisagreementError, ShardingError
 from osdp.ranks.rank_group import Together
 from osdp.sharding.resharding import Resharding
 from osdp.sharding.sharded_model import Sharded
+from osdp.sharding.torch_patches.states_of_optimizers import known_optimizers, rows_moved
 
 
 class MovedStates:
-    """The states of all live optimizers: a script creates its own between wrapping and the first forward, and
-    may load its state."""
+    """The states that optimizers have before the first forward: Note [Optimizers that have states]."""
 
     def __init__(self, model: nn.Module, sharded: Sharded) -> None:
         """Raises ShardingError for a state whose shape is not its parameter's, since it is unknown how to
@@ -25,8 +21,9 @@ class MovedStates:
         # The optimizer's dictionary of a parameter, the key, the parameter and its index.
         self._states: list[tuple[dict[str, object], str, Tensor, int]] = []
         index = {id(p): i for i, p in enumerate(sharded.tree.known)}
+        self._former = {p: tuple(p.shape) for p in sharded.tree.known}
         seen: set[int] = set()  # optimizers that wrap another one (Accelerate's, Lightning's) have its states
-        for optimizer in _living_optimizers():
+        for optimizer in known_optimizers():
             for parameter, state in list(optimizer.state.items()):
                 if id(parameter) not in index or not isinstance(state, dict) or id(state) in seen:
                     continue
@@ -57,6 +54,9 @@ class MovedStates:
 
     def move(self, resharding: Resharding, new: Sharded) -> None:
         """Redistribute the states after the resharding; one state is full at a time. Collective."""
+        for moved, shape in self._former.items():
+            if not resharding.stays(moved):
+                rows_moved(moved, shape)
         for state, key, parameter, index in self._states:
             if resharding.stays(parameter):
                 continue
@@ -64,9 +64,3 @@ class MovedStates:
             assert isinstance(value, Tensor)
             full = self.old.runtime.gather_whole(index, value)
             state[key] = new.runtime.take_local(new.tree.index[id(parameter)], full)
-
-
-def _living_optimizers() -> Iterator[Optimizer]:
-    for thing in gc.get_objects():
-        if issubclass(type(thing), Optimizer) and isinstance(getattr(thing, "state", None), dict):
-            yield thing

@@ -170,6 +170,7 @@ def refused(me: Member) -> None:
     for _ in range(2):
         with pytest.raises(osdp.InfeasibleError, match="the smallest"):
             model(tokens)
+    optimizer.load_state_dict(optimizer.state_dict())
     optimizer.state[next(model.parameters())]["rows"] = torch.zeros(3)
     with pytest.raises(
         osdp.ShardingError, match=r"keeps a state 'rows' of shape \(3,\) for 'table.weight'.*Pass sample="
@@ -184,3 +185,21 @@ def refused(me: Member) -> None:
 
 def test_a_plan_that_cannot_be_made_changes_nothing(ranks):
     ranks(refused, world=2)
+
+
+def made_with_states(me: Member) -> None:
+    """Adagrad's constructor makes states, which nothing tells of before its first step."""
+    model = FSDP(net(SEED), me.group, memory="1GiB", search={"modes": ["NO_SHARD"]})
+    early = torch.optim.Adagrad(model.parameters())
+    tokens = torch.randint(10, (2, 4))
+    model(tokens).square().mean().backward()
+    assert model.plan.searched is not None
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(osdp.ShardingError, match=r"Adagrad keeps a state 'sum' .*after that forward"):
+        early.step()
+    assert all(torch.equal(b, p) for b, p in zip(before, model.parameters(), strict=True))
+    torch.optim.Adagrad(model.parameters()).step()
+
+
+def test_an_optimizer_that_was_made_with_states_before_rows_moved(ranks):
+    ranks(made_with_states, world=2)

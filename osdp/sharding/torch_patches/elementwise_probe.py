@@ -28,6 +28,7 @@ from osdp.errors import ShardingError
 from osdp.sharding.sharded_model import registrations
 from osdp.sharding.sharded_parameters import ShardedParameter, sharded_parameters
 from osdp.sharding.torch_patches.optimizer_options import OptionCheck
+from osdp.sharding.torch_patches.states_of_optimizers import check_first_step
 
 STEPS = 3
 TOLERANCE = 1e-5  # of the step; element-wise ones differ by rounding, if at all
@@ -51,6 +52,7 @@ def check_before_step(optimizer: Optimizer) -> None:
         _refuse_full_states(optimizer, cut)
         if type(optimizer) not in _ELEMENT_WISE:
             check_optimizer(optimizer, cut)
+        check_first_step(optimizer)
         places = list(dict.fromkeys((c.sharded.group, c.sharded.device) for c in cut.values()))
         check = known and known[1]
         # The check is kept if possible: a part (an expert) has its first forward, and is sharded again, at

@@ -25,6 +25,7 @@ from osdp.errors import ShardingError
 from osdp.sharding.dtensors import as_dtensor, mesh_of, rank_of, rows_of
 from osdp.sharding.sharded_parameters import ShardedParameter, sharded_parameters
 from osdp.sharding.torch_patches.replaced import replace
+from osdp.sharding.torch_patches.states_of_optimizers import holds_states
 
 Value = Any
 
@@ -55,6 +56,8 @@ def _taking_apart(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def load_state_dict(self: Optimizer, state_dict: dict[str, Any]) -> None:
         cut = _cut_of(self)
+        if cut:
+            holds_states(self)
         if cut and "state" in state_dict and "param_groups" in state_dict:
             # torch reports a wrong number of parameters.
             places = dict(zip(_indices(state_dict["param_groups"]), _parameters(self), strict=False))

@@ -77,7 +77,7 @@ class ModuleChanges:
         return (type(None), ())
 
     def _compare(self, now: dict[Any, Any], before: dict[Any, Any]) -> None:
-        for key in [*now, *(k for k in before if k not in now)]:
+        for key in {**now, **before}:
             was, is_ = before.get(key, _ABSENT), now.get(key, _ABSENT)
             if was is not is_:
                 self._changes.append((now, key, was, is_))

@@ -60,6 +60,9 @@ def around(me: Member) -> None:
     with pytest.raises(osdp.ShardingError, match="DataParallel around a model"):
         pair.sharded.blocks[0]._replicate_for_data_parallel()
     pair.train(steps=1)
+    by_blocks = osdp.fully_shard(nn.Sequential(nn.Linear(2, 2)), process_group=me.group)
+    with pytest.raises(osdp.ShardingError, match="torch's fully_shard around a model"):
+        torchs_fully_shard(by_blocks, mesh=mesh)
     # What is told to leave the sharded part alone may train the rest.
     outer = Outer(pair.sharded)
     outer._ddp_params_and_buffers_to_ignore = [f"inner.{name}" for name, _ in pair.sharded.named_parameters()]

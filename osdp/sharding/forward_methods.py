@@ -12,8 +12,9 @@ different shape, that is an error. Free functions are not watched.
 
 from __future__ import annotations
 
-import dis
+import ast
 import functools
+import inspect
 import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -153,10 +154,6 @@ def _read_by_forward(sharded: Sharded, prefix: str, parameters: dict[int, str]) 
 # --- parameters that a method's code names
 
 
-def _code(function: object) -> CodeType | None:
-    return function.__code__ if isinstance(function, FunctionType) else None
-
-
 def _codes(code: CodeType) -> Iterator[CodeType]:
     """`code` and the code of functions and comprehensions inside it."""
     yield code
@@ -165,28 +162,43 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
             yield from _codes(constant)
 
 
+@functools.lru_cache(maxsize=1024)
+def _paths(code: CodeType) -> frozenset[tuple[str, ...]]:
+    """What a method's source reads of its first argument: ("head", "weight") for `self.head.weight`. Nothing where there is
+    no source."""
+    try:
+        source = inspect.getsource(code)
+        tree = ast.parse(f"if 1:\n{source}" if source[:1].isspace() else source)
+    except (OSError, SyntaxError):
+        return frozenset()
+    found = set()
+    for node in ast.walk(tree):
+        path: list[str] = []
+        while isinstance(node, ast.Attribute):
+            path.append(node.attr)
+            node = node.value
+        if path and isinstance(node, ast.Name) and node.id == code.co_varnames[0]:
+            found.add(tuple(reversed(path)))
+    return frozenset(found)
+
+
 def _named_in(module: nn.Module, function: object, seen: set[object]) -> Iterator[nn.Parameter]:
     """Parameters that the code names, such as `self.head.weight`, also in methods of `self` that it calls."""
-    whole = _code(function)
-    if whole is None or function in seen or not whole.co_varnames:
+    if not isinstance(function, FunctionType) or function in seen or not function.__code__.co_varnames:
         return
     seen.add(function)
-    me = whole.co_varnames[0]
-    for code in _codes(whole):
-        at: object = None  # loaded by the previous instruction, if it is `self` or a part of it
-        for instruction in dis.get_instructions(code):
-            loaded = instruction.argval[-1] if isinstance(instruction.argval, tuple) else instruction.argval
-            if instruction.opname.startswith(("LOAD_FAST", "LOAD_DEREF")) and loaded == me:
-                at = module
-            elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and isinstance(at, nn.Module):
-                owner, at = at, at._modules.get(loaded)
-                parameter = owner._parameters.get(loaded)
-                if parameter is not None:
-                    yield parameter
-                elif owner is module and at is None:
-                    yield from _named_in(module, getattr(type(module), loaded, None), seen)
-            else:
-                at = None
+    for path in sorted(_paths(function.__code__)):
+        at: nn.Module | None = module
+        for name in path:
+            assert at is not None
+            if (parameter := at._parameters.get(name)) is not None:
+                yield parameter
+                break
+            owner, at = at, at._modules.get(name)
+            if at is None:
+                if owner is module:
+                    yield from _named_in(module, getattr(type(module), name, None), seen)
+                break
 
 
 def watch_methods(model: nn.Module, sharded: Sharded) -> None:

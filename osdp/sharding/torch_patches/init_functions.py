@@ -27,19 +27,21 @@ from osdp.errors import ShardingError
 from osdp.sharding.sharded_model import Sharded, sharded_models
 from osdp.sharding.torch_patches.replaced import replace
 
-_PUBLIC = (
-    "uniform_", "normal_", "trunc_normal_", "xavier_uniform_", "xavier_normal_", "kaiming_uniform_", "kaiming_normal_",
-    "orthogonal_", "sparse_", "eye_", "dirac_",
+_KAIMING = (
+    "_calculate_correct_fan"  # all that a kaiming_* which was imported before calls; then it draws by itself
+)
+# The others call these by their names in the module, also where a script has imported them before. Some are private to
+# torch; missing ones are skipped.
+_FUNCTIONS = (
+    "_no_grad_uniform_", "_no_grad_normal_", "_no_grad_trunc_normal_",  # of uniform_, normal_, trunc_normal_, xavier_*
+    "_calculate_fan_in_and_fan_out",  # of xavier_*, kaiming_*
+    "kaiming_uniform_", "kaiming_normal_", _KAIMING, "orthogonal_", "sparse_", "eye_", "dirac_",
 )  # fmt: skip
-# Called by the public ones, which a script may have imported before. Private to torch; missing ones are
-# skipped.
-_WITHIN = ("_no_grad_uniform_", "_no_grad_normal_", "_no_grad_trunc_normal_", "_calculate_correct_fan",
-           "_calculate_fan_in_and_fan_out")  # fmt: skip
 
 
 def watch_initialising() -> None:
     """Replaces functions of torch.nn.init."""
-    for name in (*_PUBLIC, *_WITHIN):
+    for name in _FUNCTIONS:
         if callable(getattr(init, name, None)):
             replace(init, name, functools.partial(_asking, name))
 
@@ -48,13 +50,12 @@ def _asking(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def asking(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(tensor, Tensor) and not torch.compiler.is_compiling():
-            # kaiming_*, imported before, calls only _calculate_correct_fan of these, and then draws by itself.
-            if name != "_calculate_correct_fan" and (emptied := _emptied(tensor)) is not None:
+            if name != _KAIMING and (emptied := _emptied(tensor)) is not None:
                 sharded, parameter = emptied
                 assert sharded.in_full is not None
                 result = sharded.in_full(function, "torch.nn.init")(parameter, *args, **kwargs)
                 return tensor if result is parameter else result
-            refuse_part(tensor, f"torch.nn.init.{name}")
+            refuse_part(tensor, f"torch.nn.init.{name.removeprefix('_no_grad_')}")
         return function(tensor, *args, **kwargs)
 
     return asking

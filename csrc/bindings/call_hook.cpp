@@ -150,8 +150,12 @@ void CallHook::check_other(const Held& h) const {
   const at::Tensor other = h.other();
   if (!other.defined()) return;
   const rt::Parameter& p = runtime->parameter(h.index);
-  OSDP_CHECK(other.sizes() == p.full_sizes(), Sharding, "OSDP: parameter '", p.name(),
-             "' is replaced by a tensor ", other.sizes(),
+  const at::Tensor& wrapper = p.wrapper();
+  if (other.is_same(wrapper)) return;
+  // A DTensor (of summon_full_params, say) is the whole, of which this rank has a part.
+  const bool whole = wrapper.defined() && other.unsafeGetTensorImpl()->is_python_dispatch();
+  OSDP_CHECK(other.sizes() == (whole ? wrapper.sizes() : p.full_sizes()), Sharding, "OSDP: parameter '",
+             p.name(), "' is replaced by a tensor ", other.sizes(),
              " for this call (torch.func.functional_call?), and in full it is ", p.full_sizes(),
              ". Give full tensors, as model.state_dict() has them, or the model's own parameters.");
   const bool own = runtime->alone() || !runtime->sync();

@@ -5,6 +5,7 @@
 
 #include "bindings/call_hook.hpp"
 #include "bindings/units_on_request.hpp"
+#include "bindings/wrapped_parameters.hpp"
 #include "runtime/owners.hpp"
 #include "runtime/runtime.hpp"
 #include "runtime/store/memory_meter.hpp"
@@ -101,6 +102,7 @@ void bind_runtime(py::module_& m) {
       "names; `model` is a number that the ranks have agreed on. Shards the parameters in "
       "place. Raises ShardingError, before anything is changed, if a spec is invalid.");
   osdp::bindings::bind_units_on_request(runtime_class);
+  osdp::bindings::bind_wrapped_parameters(runtime_class);
   runtime_class
       .def(py::init(&make_runtime), py::arg("group"), py::arg("device"), py::arg("params"), py::arg("units"),
            py::arg("model"), py::arg("shard_group") = "", py::arg("replicate_group") = "",

@@ -64,6 +64,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   FullParams& full_params() { return full_params_; }
   UnitScheduler& units() { return units_; }
   ReplicaChecks& replicas() { return replicas_; }
+  WrappedParameters& wrapped_parameters() { return views_.wrapped(); }
   const ModelShards& shards() const { return shards_; }
   Parameter& parameter(int64_t index) const { return shards_.parameter(index); }
 

@@ -451,6 +451,22 @@ class Runtime:
         """
         Ends summon. `writeback`: this rank's part of what was written is kept.
         """
+    def wrap_parameters(
+        self,
+        given: collections.abc.Sequence[
+            tuple[
+                typing.SupportsInt | typing.SupportsIndex,
+                torch.Tensor,
+                typing.Any,
+                typing.Any,
+                typing.Any,
+                collections.abc.Sequence[tuple[dict, typing.Any]],
+            ]
+        ],
+    ) -> None:
+        """
+        From now on modules find wrappers in the place of parameters during passes: Note [Parameters of tensor parallelism]. For each: index, the inner tensor, the wrapper, its placements, a function that gives the local part of a gradient in other placements, and the places (parameters, key).
+        """
     @property
     def any_stays(self) -> bool: ...
     @property

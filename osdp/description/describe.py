@@ -13,6 +13,7 @@ from torch import nn
 from osdp.base.compiled_modules import not_compiled
 from osdp.base.later_methods import function_of
 from osdp.base.sharded_models import is_sharded
+from osdp.base.tensor_parallel import layout_of, local_part
 from osdp.base.tensor_trees import batch_of, tensors_in, with_batch
 from osdp.base.warned import warn
 from osdp.description.fake_forward import FakeParameters, trace
@@ -48,8 +49,9 @@ def describe(model: nn.Module, *args: Any, precision: str = "fp32", **kwargs: An
     activations.
 
     Raises DescribeError, with the module whose forward failed, and for a sample without a tensor of at least one
-    dimension; ShardingError where the model is sharded already, or has parameters that are not plain tensors
-    (DTensors).
+    dimension; ShardingError where the model is sharded already, or has parameters that are not plain tensors. Of
+    parameters that torch's parallelize_module has divided, what this rank holds is described, with the work that its
+    products are.
 
     >>> osdp.describe(model, torch.zeros(4, 128, dtype=torch.long)).parameter_bytes
     """
@@ -145,13 +147,15 @@ class Ownership:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
+        # Of a DTensor what this rank holds.
+        self.parameters: dict[str, torch.Tensor] = {n: local_part(p) for n, p in model.named_parameters()}
+        self.trained = {n for n, p in model.named_parameters() if p.requires_grad}
         names: dict[int, list[str]] = {}
         for name, parameter in model.named_parameters(remove_duplicate=False):
             names.setdefault(id(parameter), []).append(name)
         self.aliases: dict[str, tuple[str, ...]] = {
             name: tuple(other for other in names[id(p)] if other != name)
-            for name, p in self.parameters.items()
+            for name, p in model.named_parameters()
         }
         self.modules: dict[str, nn.Module] = dict(model.named_modules())
         self.owned: dict[str, list[str]] = {}  # module name -> its parameters, in named_parameters() order
@@ -322,7 +326,7 @@ def _works(watched: Watched, owners: Ownership, order: list[str]) -> dict[Trace,
 
 
 def _has_several_gradients(owners: Ownership, name: str) -> bool:
-    trained = [p for p in owners.owned.get(name, ()) if owners.parameters[p].requires_grad]
+    trained = [p for p in owners.owned.get(name, ()) if p in owners.trained]
     return len(trained) > 1 and not isinstance(owners.modules[name], nn.Linear)
 
 
@@ -354,6 +358,8 @@ def _split_shape(owners: Ownership, name: str, trace: Trace | None) -> tuple[int
         return None  # the bias or the weight belongs to an earlier operator, or to none
     if any(owners.aliases[p] for p in owned) or trace.readers([weight]) != (name,):
         return None
+    if layout_of(module.weight) is not None:
+        return None
     out_features, in_features = module.weight.shape
     return (out_features, in_features) if min(out_features, in_features) >= 2 else None
 
@@ -371,9 +377,8 @@ def _has_hooks(module: nn.Module) -> bool:
 
 def _parameter(owners: Ownership, name: str) -> Parameter:
     p = owners.parameters[name]
-    return Parameter(
-        name, owners.aliases[name], tuple(p.shape), str(p.dtype).removeprefix("torch."), p.requires_grad
-    )
+    dtype = str(p.dtype).removeprefix("torch.")
+    return Parameter(name, owners.aliases[name], tuple(p.shape), dtype, name in owners.trained)
 
 
 def _refuse_sharded(model: nn.Module) -> None:

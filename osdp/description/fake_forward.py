@@ -17,12 +17,14 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_
 from osdp.base.module_state import untouched
 from osdp.base.rng_state import generators_kept
 from osdp.base.stand_in import StandIn
+from osdp.base.tensor_parallel import layout_of, local_part
 from osdp.base.tensor_trees import map_tensors, tensors_in
 from osdp.description.block_calls import NotAlikeError
 from osdp.description.concrete_tensors import KnownValues, ValuesLostError
 from osdp.description.equal_blocks import EqualBlocks
 from osdp.description.fake_call_cache import FakeCallCache
 from osdp.description.forward_tracer import Trace, Watcher
+from osdp.description.layouts_unseen import layouts_unseen
 from osdp.description.live_bytes import LiveBytes
 from osdp.description.originals import CopiesRead
 from osdp.description.user_caches import caches_restored
@@ -46,7 +48,8 @@ class FakeParameters:
         self.calls = FakeCallCache(self.mode)
         self.accepted = False  # a forward ran on fakes
         self.refused = False  # a forward that failed on fakes ran for real
-        self.follows = True  # equal blocks
+        # Equal blocks: what a DTensor's calls do depends on its layout too, which is not compared.
+        self.follows = all(layout_of(p) is None for p in model.parameters())
         self.begin: Callable[[], None] = lambda: (
             None
         )  # undoes what the forward has changed outside of the model
@@ -125,7 +128,7 @@ def _trace_once(model: nn.Module, fakes: FakeParameters, args: Any, kwargs: Any,
         if equal is not None and equal.runs:
             watcher.equal = live.equal = equal
         try:
-            with _without_log(), fakes.mode, CopiesRead(model, copied, watcher.doubt):
+            with _without_log(), layouts_unseen(), fakes.mode, CopiesRead(model, copied, watcher.doubt):
                 return _follow(watcher, live, sample_args, sample_kwargs)
         except (ValuesLostError, NotAlikeError):
             raise
@@ -219,6 +222,7 @@ def _needs_values(error: Exception) -> bool:
 def _without_values(tensor: torch.Tensor) -> bool:
     """Whether the tensor has no values: it is on the meta device, or has a full shape without memory (parts
     that are sharded already)."""
+    tensor = local_part(tensor)
     return tensor.is_meta or (tensor.numel() > 1 and not any(tensor.stride()))
 
 
@@ -265,7 +269,10 @@ def _all_tensors(model: nn.Module) -> Iterator[torch.Tensor]:
 
 def _fake_like(tensor: torch.Tensor, known: KnownValues, mode: FakeTensorMode) -> torch.Tensor:
     """A fake parameter with the attributes that models set on parameters, such as `no_decay`."""
-    fake = _fake(tensor, known, mode)
+    layout = layout_of(tensor)
+    fake = _fake(local_part(tensor), known, mode)
+    if layout is not None:
+        fake = layout.wrap(fake)
     if isinstance(tensor, nn.Parameter):
         fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
     for attribute, value in vars(tensor).items():

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from osdp.base.stand_in import StandIn
+from osdp.base.tensor_parallel import local_part, wraps_local
 from osdp.base.tensor_trees import map_tensors, tensors_held, tensors_in, versions_of
 from osdp.description.aten_flops import flops_of
 from osdp.description.aten_workspaces import hidden_workspace_bytes
@@ -203,7 +204,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not name and not self._stack:
                 self._returned = {
                     self._numbers.of(t): t.untyped_storage().nbytes()
-                    for t in tensors_held(output)
+                    for t in map(local_part, tensors_held(output))
                     if t.layout is torch.strided and _storage_id(t) not in self._uncounted
                 }
                 if self.equal is not None:
@@ -249,7 +250,8 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 else:
                     self._given[self._numbers.of(own)].blocks.append(block)
             return
-        distinct = {_storage_id(t): t for t in tensors_in(inputs) if t.layout is torch.strided}
+        given_tensors = map(local_part, tensors_in(inputs))
+        distinct = {_storage_id(t): t for t in given_tensors if t.layout is torch.strided}
         for identity, tensor in distinct.items():
             if identity not in self._uncounted:
                 caller = self._stack[-2] if len(self._stack) > 1 else ""
@@ -259,7 +261,11 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if self.equal is not None:
                     self.equal.given(tensor, bytes_)
 
-    def _save(self, tensor: torch.Tensor) -> Any:
+    def _save(self, saved: torch.Tensor) -> Any:
+        tensor = local_part(saved)
+        if tensor is not saved:
+            self._save(tensor)
+            return saved
         if tensor.layout is not torch.strided:
             return tensor
         if self.equal is not None:
@@ -310,6 +316,8 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if wraps_local(types):
+            return NotImplemented  # they call on what they wrap, which is recorded
         if func is _DEVICE:  # of a fake tensor: called more often than all others together
             return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
         with torch._C.DisableTorchFunction():
@@ -386,4 +394,5 @@ def _tensors_given(args: Any, kwargs: Any) -> list[torch.Tensor]:
 
 def _storage_id(tensor: torch.Tensor) -> int:
     """Identity of the tensor's storage; 0 for sparse tensors, which have several."""
+    tensor = local_part(tensor)
     return int(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else 0

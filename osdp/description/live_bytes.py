@@ -13,6 +13,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from osdp.base.tensor_parallel import local_part, wraps_local
 from osdp.base.tensor_trees import tensors_held, tensors_in
 from osdp.description.aten_workspaces import hidden_workspace_bytes, scratch_bytes
 from osdp.description.equal_blocks import EqualBlocks
@@ -159,6 +160,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if wraps_local(types):
+            return NotImplemented
         if func is _DEVICE:
             return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
         if self.equal is not None and self.equal.following:
@@ -260,4 +263,5 @@ def work_of(
 
 
 def _storage(tensor: torch.Tensor) -> int:
+    tensor = local_part(tensor)
     return int(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else 0

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _python_dispatch
 
+from osdp.base.tensor_parallel import Layout, is_dtensor, layout_of, local_part
 from osdp.errors import ShardingError
 
 
@@ -16,18 +17,43 @@ def refuse_tensor_subclasses(model: nn.Module) -> None:
     DTensor (of tensor parallelism, or sharded by FSDP2), a quantised or otherwise wrapped tensor, a sparse or
     nested one.
 
-    Their shape is not that of the stored data, so bytes would be counted, sent and sharded incorrectly.
+    Their shape is not that of the stored data, so bytes would be counted, sent and sharded incorrectly. Parameters of
+    tensor parallelism are the exception: of these, what this rank holds is described and sharded.
     """
     kind = [("parameter", model.named_parameters()), ("buffer", model.named_buffers())]
     for what, tensors in kind:
         for name, tensor in tensors:
-            if found := _unusual(tensor.data if isinstance(tensor, nn.Parameter) else tensor):
+            data = tensor.data if isinstance(tensor, nn.Parameter) else tensor
+            if is_dtensor(data) and what == "parameter":
+                _check_layout(name, layout_of(data))
+                data = local_part(data)
+            if found := _unusual(data):
                 raise ShardingError(
                     f"{what} '{name}' is {found}, which OSDP does not support; it shards only plain "
-                    "tensors. Build the model without tensor parallelism or FSDP2 (fully_shard, "
-                    "distribute_tensor, parallelize_module), or dequantise or densify the tensor "
-                    "first"
+                    "tensors, and parameters that parallelize_module has divided. Build the model without FSDP2 "
+                    "(fully_shard), or dequantise or densify the tensor first"
                 )
+
+
+def _check_layout(name: str, layout: Layout | None) -> None:
+    assert layout is not None
+    if partial := [p for p in layout.placements if p.is_partial()]:
+        raise ShardingError(
+            f"parameter '{name}' is a DTensor with the placement {partial[0]}, a sum over the mesh that has not been made: "
+            "no rank holds its value. Register it as Shard(dim) or Replicate()"
+        )
+    if layout.mesh.ndim > 1:
+        raise ShardingError(
+            f"parameter '{name}' is a DTensor over {layout.mesh.ndim} dimensions of a mesh: OSDP "
+            "shards parameters that are divided over one, that of tensor parallelism. Leave the dimension of data "
+            "parallelism to fully_shard(..., device_mesh=mesh['dp'])"
+        )
+    kinds = [type(p).__name__ for p in layout.placements]
+    if kinds != ["Shard"] and kinds != ["Replicate"]:
+        raise ShardingError(
+            f"parameter '{name}' is a DTensor with the placement {layout.placements[0]}; OSDP supports Shard(dim) and "
+            "Replicate()"
+        )
 
 
 def _unusual(tensor: Tensor) -> str:

@@ -16,19 +16,23 @@ from torch import Tensor, nn
 
 from osdp import _C
 from osdp.base.parameter_names import without_wrappers
-from osdp.errors import FormatError, InvalidProblemError
+from osdp.errors import FormatError, InvalidProblemError, ShardingError
 from osdp.fsdp.sharded_in import first_sharded_in
 from osdp.sharding.nested_models import refuse_parts
 
 
 def local_metadata_dict(model: nn.Module) -> dict[str, Any]:
     """The position of each piece of this rank's parameters in the full ones, in OSDP's own format, not
-    FairScale's."""
+    FairScale's. Raises ShardingError where parameters are divided by tensor parallelism."""
     root = getattr(model, "_osdp_wrapped", model)
     sharded = first_sharded_in(root)
     refuse_parts(
         root, "local_metadata_dict", "Call it for each part by itself, and for the rest by state_dict()"
     )
+    if sharded.tensor_parallel:
+        raise ShardingError(
+            "local_metadata_dict does not know the parts of tensor parallelism: use state_dict()"
+        )
     runtime, by_id = sharded.runtime, sharded.tree.index
     parameters = {}
     for name, parameter in root.named_parameters(remove_duplicate=False):

@@ -21,6 +21,7 @@ from osdp.sharding.resharding import Resharding
 from osdp.sharding.separate_parts import SeparateParts
 from osdp.sharding.sharded_model import runtime_of
 from osdp.sharding.state_dict_form import StateDictForm
+from osdp.sharding.tensor_parallel import LocalParts
 
 also_copy(copy_notes)
 
@@ -41,7 +42,7 @@ def shard(module: nn.Module, options: Options, form: StateDictForm) -> None:
         if tied is not None:
             defer(module, options, tied)
             return
-        with Deferred(module, options), Ignored(module, told):
+        with Deferred(module, options), Ignored(module, told), LocalParts(module):
             _shard(module, options, form, separate)
 
 

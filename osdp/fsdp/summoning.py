@@ -41,6 +41,6 @@ def summon_full_params(
             "offload_to_cpu=True is not supported where parameters are on an accelerator: take model.state_dict()"
         )
     with ExitStack() as stack:
-        for _, sharded in models:
-            stack.enter_context(step_scopes.summoned(sharded, with_grads, keeps))
+        for each, sharded in models:
+            stack.enter_context(step_scopes.summoned(each, sharded, with_grads, keeps))
         yield

@@ -13,6 +13,7 @@ from torch import distributed as dist
 from torch import nn
 
 from osdp import version
+from osdp.base.tensor_parallel import layout_of
 from osdp.errors import DisagreementError
 from osdp.plan.plan import Plan
 from osdp.ranks.rank_group import Together
@@ -83,7 +84,10 @@ def _facts(model: nn.Module, plan: object) -> dict[str, Any]:
 
 
 def tensor_facts(tensor: torch.Tensor) -> dict[str, Any]:
+    layout = layout_of(tensor)
+    placed = {} if layout is None else {"placements": str(layout.placements), "of": list(layout.shape)}
     return {
+        **placed,
         "shape": list(tensor.shape),
         "dtype": str(tensor.dtype).removeprefix("torch."),
         "requires_grad": tensor.requires_grad,

@@ -4,23 +4,20 @@ border]."""
 from __future__ import annotations
 
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from osdp.ranks.process_groups import group_of_ranks
+from osdp.sharding.parameter_meshes import mesh_of
 from osdp.sharding.sharded_parameters import ShardedParameter
 
 _RANK = "_osdp_rank"  # attribute of a DTensor: the rank of its rows; kept when a user saves the DTensor
-_meshes: WeakKeyDictionary[object, dict[bool, DeviceMesh]] = WeakKeyDictionary()
 
 
 def as_dtensor(parameter: ShardedParameter, rows: Tensor) -> Tensor:
     """A DTensor of the full shape. `rows`: this rank's rows of the parameter or of a tensor of its shape.
-    Collective for a split weight."""
+    Collective for a split weight, and where a mesh is made: at the first call for a model."""
     from torch.distributed.tensor import DTensor
 
     mesh = mesh_of(parameter)
@@ -43,40 +40,37 @@ def rank_of(value: Tensor, parameter: ShardedParameter) -> tuple[int, int]:
 
 
 def rows_of(parameter: ShardedParameter, value: Any) -> Tensor:
-    """This rank's part of a DTensor of the full shape on the parameter's mesh, in whatever placements. Collective."""
-    if parameter.split or value.device_mesh != mesh_of(parameter):
-        return parameter.sharded.take_local(parameter.name, value.full_tensor())
-    rows: Tensor = value.redistribute(value.device_mesh, placements_of(parameter)).to_local()
+    """This rank's part of a DTensor of the full shape, in whatever mesh and placements. Collective."""
+    same_mesh = value.device_mesh == mesh_of(parameter)
+    if same_mesh and tuple(value.placements) == tuple(placements_of(parameter)) and not parameter.split:
+        rows: Tensor = value.to_local()
+        return rows
+    if parameter.split or parameter.layout is not None or not same_mesh:
+        return rows_of_full(parameter, value.full_tensor())
+    rows = value.redistribute(value.device_mesh, placements_of(parameter)).to_local()
     return rows
 
 
+def rows_of_full(parameter: ShardedParameter, full: Tensor) -> Tensor:
+    """This rank's part of a tensor of the full shape."""
+    if parameter.layout is not None:
+        full = parameter.layout.part_of(full)
+    return parameter.sharded.take_local(parameter.name, full)
+
+
 def placements_of(parameter: ShardedParameter) -> list[Any]:
+    """Those of `mesh_of(parameter)`. A dimension that tensor parallelism has divided is divided again by the
+    data-parallel ranks, which is out of the order of the mesh's dimensions: torch's _StridedShard, as in FSDP2."""
     from torch.distributed.tensor import Replicate, Shard
 
-    rows = Shard(parameter.dim)
-    return [Replicate(), rows] if parameter.hybrid else [rows]
+    layout = parameter.layout
+    rows: Any = Replicate() if parameter.whole else Shard(parameter.dim)
+    if layout is not None and not parameter.whole and (parts := layout.parts_along(parameter.dim)) > 1:
+        from torch.distributed.tensor.placement_types import _StridedShard
 
-
-def mesh_of(parameter: ShardedParameter) -> DeviceMesh:
-    """The mesh of the parameter's ranks, created on first use; with HYBRID_SHARD by the ranks of line and
-    column."""
-    sharded = parameter.sharded
-    made = _meshes.setdefault(sharded, {})
-    if parameter.hybrid not in made:
-        kind = sharded.device.type
-        if not parameter.hybrid:
-            made[False] = DeviceMesh.from_group(sharded.group, kind)
-        else:
-            grid, rank = sharded.grid, dist.get_rank(sharded.group)
-            assert grid is not None
-            ranks = dist.get_process_group_ranks(sharded.group)
-            lines = [[ranks[r] for r in line] for line in grid.lines]
-            groups = [
-                group_of_ranks([ranks[r] for r in part])
-                for part in (grid.column_of(rank), grid.line_of(rank))
-            ]
-            made[True] = DeviceMesh.from_group(groups, kind, lines, mesh_dim_names=("replicate", "shard"))
-    return made[parameter.hybrid]
+        rows = _StridedShard(parameter.dim, split_factor=parts)
+    over_data = [Replicate(), rows] if parameter.hybrid else [rows]
+    return over_data if layout is None else [*over_data, *layout.placements]
 
 
 def _first_rows(full: Tensor, mesh: DeviceMesh) -> Tensor:

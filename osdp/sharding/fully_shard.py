@@ -31,6 +31,7 @@ from osdp.sharding.meta_init import InitFunction
 from osdp.sharding.mixed_precision import chosen_precision, install_precision
 from osdp.sharding.module_changes import ModuleChanges
 from osdp.sharding.module_tree import Tree
+from osdp.sharding.parameter_meshes import make_meshes
 from osdp.sharding.parameter_settings import apply_settings
 from osdp.sharding.planned_batch import watch_batch
 from osdp.sharding.recomputation import RecomputedBlock
@@ -40,6 +41,7 @@ from osdp.sharding.rollback import AsItWas
 from osdp.sharding.sharded_model import Sharded, joined, register, splits_of, unregister
 from osdp.sharding.shared_memory import note_former
 from osdp.sharding.state_dict import show_full_parameters
+from osdp.sharding.tensor_parallel import LocalParts, refuse_overlap, wrap_parameters
 from osdp.sharding.torch_patches.install import install_torch_tools, keep_torch_tools, leave_torch
 from osdp.sharding.torch_patches.other_parallels import mark_for_others
 from osdp.sharding.unit_calls import install_calls
@@ -84,6 +86,10 @@ def fully_shard(
     train on, by default the model's (for the meta device: the current accelerator, if the process group
     communicates on it).
 
+    Parameters that torch's `parallelize_module` has divided over `mesh["tp"]` before are sharded over `mesh["dp"]`, the
+    `device_mesh` here: this rank's part of them is. Modules find DTensors in forward and backward, and state dicts have
+    them over both meshes (docs/dtensor.md).
+
     `mixed_precision`: an osdp.MixedPrecision, or an object that osdp.plan.mixed_precision.as_mixed_precision
     accepts; None: `plan.precision`. Shards and state dicts keep the model's dtypes.
 
@@ -106,6 +112,40 @@ def fully_shard(
     need_process_group()
     given, grid = model_ranks(process_group, device_mesh)
     group = usable_group(given)
+    with LocalParts(model):
+        return _fully_shard(
+            model,
+            plan,
+            group,
+            device_mesh if process_group is None else process_group,
+            grid,
+            ranks_per_host,
+            device_id,
+            param_init_fn,
+            initialise,
+            cpu_offload,
+            mixed_precision,
+            allocate_memory_from_process_group_for_comm,
+            resharding,
+        )
+
+
+def _fully_shard(
+    model: nn.Module,
+    plan: Plan,
+    group: dist.ProcessGroup,
+    given: GroupLike | None,
+    grid: RankGrid | None,
+    ranks_per_host: int | None,
+    device_id: int | str | torch.device | None,
+    param_init_fn: InitFunction | None,
+    initialise: bool | None,
+    cpu_offload: object,
+    mixed_precision: MixedPrecision | object | None,
+    backend_memory: bool,
+    resharding: Resharding | None,
+) -> nn.Module:
+    """`fully_shard` of a model whose parameters are plain tensors."""
     together = Together(group, "osdp.fully_shard")
     keep_ties(model)
     error: Exception | None = None
@@ -120,9 +160,9 @@ def fully_shard(
         if resharding is not None:
             resharding.check_group(group)
         policy = chosen_precision(mixed_precision, plan, model)
+        refuse_overlap(model, group)
     except Exception as caught:
         error = caught
-    backend_memory = allocate_memory_from_process_group_for_comm
     number = agree(together, model, plan, error, policy, backend_memory)
     grid = agreed_grid(together, plan, grid, ranks_per_host)
     place = survey(together, model, group, device_id, offload, initialise)
@@ -143,6 +183,8 @@ def fully_shard(
             lambda: _install(model, plan, runtime, group, place.device, grid, policy),
         )
         sharded.offload, sharded.backend_memory = offload, backend_memory
+        sharded.mesh = given if isinstance(given, DeviceMesh) else None
+        make_meshes(sharded)
     except BaseException as caught:
         unregister(model)
         leave_torch()
@@ -178,6 +220,8 @@ def _shard_copy(model: nn.Module, source: Sharded, rows: CopiedRows) -> Sharded:
         "sharding the copy", lambda: _install(model, plan, runtime, source.group, device, grid, policy)
     )
     sharded.offload, sharded.backend_memory = source.offload, source.backend_memory
+    sharded.mesh = source.mesh
+    make_meshes(sharded)
     _measure_rest(sharded)
     return sharded
 
@@ -264,6 +308,7 @@ def _install(
         route_forward(
             module, hook, policy if whole else None, sharded.inputs_device if whole else None, cover
         )
+    wrap_parameters(model, runtime, sharded.index, mixed, device)
     sharded.tree = Tree(model, sharded, sharded.lane.collectives)
     apply_settings(sharded)
     show_full_parameters(model, sharded)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from osdp.errors import ShardingError
-from osdp.sharding.dtensors import rows_of
+from osdp.sharding.dtensors import rows_of, rows_of_full
 from osdp.sharding.own_values import (
     full_values,
     loading_code,
@@ -25,6 +25,7 @@ from osdp.sharding.own_values import (
     own_sharded,
     reads_others,
     refuse_rows,
+    stands_in,
     who,
 )
 from osdp.sharding.read_values import ReadValues
@@ -104,6 +105,8 @@ def _whole(module: nn.Module, sharded: Sharded, prefix: str, code: list[str], ot
             raise
         for holder, key, parameter, index in own:
             full, now = tuple(sharded.runtime.full_shape(index)), holder._parameters.get(key)
+            if stands_in(now):
+                continue
             if now is parameter and parameter.shape != full:
                 raise ShardingError(
                     f"{who(module, prefix, code)} has given {key!r} the shape {tuple(parameter.shape)}, which was "
@@ -169,11 +172,12 @@ def _take_rows(
         if sharded.form.kind == "local":
             continue  # local rows on both sides; torch compares the shapes
         index = sharded.tree.index[id(tensor)]
-        full = tuple(runtime.full_shape(index))
+        parameter = named(sharded, index)
+        full = parameter.full_shape
         if isinstance(given, DTensor) and tuple(given.shape) == full:
-            state[prefix + key] = rows_of(named(sharded, index), given)
+            state[prefix + key] = rows_of(parameter, given)
         elif isinstance(given, Tensor) and tuple(given.shape) == full:
-            state[prefix + key] = runtime.take_local(index, given.detach())
+            state[prefix + key] = rows_of_full(parameter, given.detach())
         else:
             # Not left in place, where a tensor that happens to have this rank's local shape would be loaded as
             # the full one; and not removed, since it is not missing.

@@ -29,6 +29,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import (
     register_module_buffer_registration_hook,
     register_module_module_registration_hook,
@@ -37,6 +38,7 @@ from torch.nn.modules.module import (
 
 from osdp import _C
 from osdp.base.compiled_modules import is_compiled
+from osdp.base.tensor_parallel import layout_of
 from osdp.base.warned import warn
 from osdp.errors import DisagreementError, ShardingError
 from osdp.plan.mixed_precision import parameter_dtypes
@@ -97,9 +99,13 @@ class Tree:
         sharded.runtime.saw_tree()
 
     def is_sharded(self, parameter: Tensor) -> bool:
+        """Whether this rank holds a part of the parameter only."""
         index = self.index.get(id(parameter))
         if index is None:
             return False
+        layout = layout_of(parameter)
+        if layout is not None and layout.divided:
+            return True
         pieces = self.sharded.runtime.pieces(index)
         return len(pieces) > 1 or not pieces[0].replicated
 
@@ -271,7 +277,12 @@ def _made_of_a_part(module: nn.Module, key: str) -> bool:
 
 def _unusable(new: dict[str, nn.Parameter], device: torch.device, told: bool) -> Iterator[str]:
     for name, parameter in new.items():
-        if parameter.device != device:
+        if isinstance(parameter.data, DTensor):
+            yield (
+                f"{name!r}, a DTensor, was added after fully_shard: divide a module by parallelize_module before "
+                "fully_shard, or add a plain parameter"
+            )
+        elif parameter.device != device:
             yield (
                 f"{name!r} was added after fully_shard on {parameter.device}, but the model is on "
                 f"{device}: move it there first"

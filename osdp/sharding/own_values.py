@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
+from osdp.base.tensor_parallel import layout_of
 from osdp.errors import ShardingError
 from osdp.sharding.dtensors import as_dtensor
 from osdp.sharding.sharded_model import Sharded
 from osdp.sharding.sharded_parameters import ShardedParameter, sharded_parameter
+
+_STANDS_IN = "_osdp_stands_in"  # attribute of a parameter
 
 
 def own_sharded(module: nn.Module, sharded: Sharded) -> Iterator[tuple[nn.Module, str, nn.Parameter, int]]:
@@ -23,6 +26,14 @@ def own_sharded(module: nn.Module, sharded: Sharded) -> Iterator[tuple[nn.Module
         for key, parameter in holder._parameters.items():
             if parameter is not None and sharded.tree.is_sharded(parameter):
                 yield holder, key, parameter, sharded.tree.index[id(parameter)]
+
+
+def in_modules(model: nn.Module, sharded: Sharded) -> Iterator[tuple[nn.Module, str, nn.Parameter, int]]:
+    """Every place of the sharded model's parameters, like `own_sharded`."""
+    for module in model.modules():
+        for key, parameter in module._parameters.items():
+            if parameter is not None and (index := sharded.tree.index.get(id(parameter))) is not None:
+                yield module, key, parameter, index
 
 
 def reads_others(module: nn.Module, sharded: Sharded) -> bool:
@@ -48,10 +59,40 @@ def full_values(module: nn.Module, sharded: Sharded, keep: bool = False) -> Iter
     )
     done = False
     try:
-        yield
+        with whole_over_data(own_sharded(module, sharded)):
+            yield
         done = True
     finally:
         runtime.show_local(shown, keep and done)
+
+
+@contextmanager
+def whole_over_data(
+    own: Iterable[tuple[nn.Module, str, nn.Parameter, int]],
+) -> Iterator[None]:
+    """Context in which modules find DTensors in the place of parameters of tensor parallelism whose whole part is shown:
+    it is not their value. They share its memory."""
+    placed: list[tuple[nn.Module, str, nn.Parameter, nn.Parameter]] = []
+    with torch._C.DisableTorchFunction():
+        for holder, key, parameter, _ in list(own):
+            if (layout := layout_of(parameter)) is not None:
+                shown = nn.Parameter(layout.wrap(parameter.detach()), requires_grad=parameter.requires_grad)
+                setattr(shown, _STANDS_IN, True)
+                if parameter.grad is not None and parameter.grad.shape == parameter.shape:
+                    shown.grad = layout.wrap(parameter.grad)
+                placed.append((holder, key, parameter, shown))
+                holder._parameters[key] = shown
+    try:
+        yield
+    finally:
+        for holder, key, parameter, shown in placed:
+            if holder._parameters.get(key) is shown:
+                holder._parameters[key] = parameter
+
+
+def stands_in(parameter: object) -> bool:
+    """Whether it is one that `whole_over_data` has put in another's place."""
+    return getattr(parameter, _STANDS_IN, False)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import Any
 from torch import distributed as dist
 from torch import nn
 
+from osdp.base.tensor_parallel import layout_of, set_layout
 from osdp.errors import InvalidProblemError
 from osdp.sharding.sharded_model import Sharded, sharded_models
 
@@ -65,6 +66,8 @@ def copy_settings(source: nn.Parameter, made: nn.Parameter) -> None:
     """`made` is a copy of `source`: torch copies no attributes of parameters."""
     if settings := getattr(source, _SETTINGS, None):
         setattr(made, _SETTINGS, dict(settings))
+    if (layout := layout_of(source)) is not None:
+        set_layout(made, layout)
 
 
 def _tell(sharded: Sharded, indices: list[int], setting: str, value: Any) -> None:

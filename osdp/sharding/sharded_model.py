@@ -13,6 +13,7 @@ from torch import distributed as dist
 from osdp import _C
 from osdp.base.compiled_modules import unwrapped
 from osdp.base.sharded_models import HANDLES
+from osdp.base.tensor_parallel import Layout, layout_of
 from osdp.errors import ShardingError
 from osdp.plan.choice import SPLITS
 from osdp.plan.mixed_precision import MixedPrecision
@@ -58,6 +59,8 @@ class Sharded:
         self.group = group
         self.lane: LaneGroup | None = None  # lives as long as this does
         self.device = device  # of computation
+        self.tensor_parallel = False  # whether parameters are parts by tensor parallelism
+        self.mesh: Any = None  # the DeviceMesh of `group`, where one was given
         self.grid = grid  # of its HYBRID_SHARD parameters; None if there are none
         self.runtime = runtime
         self.policy = policy
@@ -101,7 +104,16 @@ class Sharded:
         return self.runtime.pieces(self.index[name])
 
     def full_shape(self, name: str) -> tuple[int, ...]:
+        layout = self.layout(name)
+        return tuple(layout.shape) if layout is not None else self.part_shape(name)
+
+    def part_shape(self, name: str) -> tuple[int, ...]:
+        """The shape of what is sharded: of a parameter of tensor parallelism, the part that this rank holds."""
         return tuple(self.runtime.full_shape(self.index[name]))
+
+    def layout(self, name: str) -> Layout | None:
+        """How tensor parallelism divides the parameter; None: it does not."""
+        return layout_of(self.tree.known[self.index[name]])
 
     def is_whole(self, name: str) -> bool:
         """Whether this rank holds the full parameter."""

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch import distributed as dist
 
+from osdp.base.tensor_parallel import Layout
 from osdp.sharding.sharded_model import Sharded, sharded_models
 
 
 @dataclass(frozen=True)
 class ShardedParameter:
-    """A sharded parameter: this rank holds a part of it."""
+    """A sharded parameter: this rank holds a part of it, over the data-parallel ranks or by tensor parallelism."""
 
     sharded: Sharded
     name: str
@@ -22,6 +23,15 @@ class ShardedParameter:
     @property
     def full_shape(self) -> tuple[int, ...]:
         return self.sharded.full_shape(self.name)
+
+    @property
+    def layout(self) -> Layout | None:
+        return self.sharded.layout(self.name)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all data-parallel ranks hold the same: it is a part by tensor parallelism alone."""
+        return self.sharded.is_whole(self.name)
 
     @property
     def local_shape(self) -> tuple[int, ...]:
@@ -37,7 +47,7 @@ class ShardedParameter:
         along 0."""
         if self.split:
             return 0
-        return next((d for d, size in enumerate(self.full_shape) if size > 1), 0)
+        return next((d for d, size in enumerate(self.sharded.part_shape(self.name)) if size > 1), 0)
 
     @property
     def split(self) -> bool:
@@ -54,6 +64,8 @@ class ShardedParameter:
     @property
     def advice(self) -> str:
         """Advice for the user: how to keep the parameter in full on every rank."""
+        if self.layout is not None and self.layout.divided:
+            return "and its module left out of parallelize_module's plan"
         module = self.name.rpartition(".")[0]
         by_hand = f"plan.replace({{{module!r}: osdp.Choice('NO_SHARD')}})"
         return f"osdp.search(..., whole=[{module or self.name!r}]), or by hand {by_hand}"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from osdp.base.tensor_parallel import layout_of
 from osdp.base.tensor_trees import map_tensors, tensors_in
 from osdp.sharding.dtensors import as_dtensor
 from osdp.sharding.nested_models import names_in_parts
@@ -81,7 +82,7 @@ class Snapshot:
         if tensor.layout is not torch.strided or tensor.is_meta:
             return tensor
         if self.full and self.drops:
-            return torch.empty_like(tensor, device="meta")
+            return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
         storage = _storage(tensor)
         live = storage in self._live
         if not live and storage not in shown and self._is_sharded_parameter(tensor):
@@ -93,6 +94,8 @@ class Snapshot:
         key = ("live", storage, *at) if live else ("shown", shown[storage], *at)
         if key not in self._copies:
             made = tensor.detach()
+            if isinstance(made, DTensor):
+                made = made.full_tensor()
             if self.form.on_host and made.device.type != "cpu":
                 made = made.cpu()
             elif live:
@@ -111,8 +114,10 @@ class Snapshot:
         if not self.full:
             return self._settled(as_dtensor(named(self.sharded, index), parameter), {})
         newly = runtime.show_full([index], False)
+        layout = layout_of(parameter)
         try:
-            return self._settled(parameter, {_storage(parameter): index})
+            value = parameter if layout is None else layout.wrap(parameter.detach())
+            return self._settled(value, {_storage(parameter): index})
         finally:
             runtime.show_local(newly, False)
 

@@ -10,8 +10,9 @@ from torch import distributed as dist
 
 from osdp.errors import InvalidProblemError
 from osdp.sharding.nested_models import counted_with, with_parts
+from osdp.sharding.own_values import in_modules, whole_over_data
 from osdp.sharding.sharded_model import Sharded, runtime_of
-from osdp.sharding.tensor_parallel_norm import clip_over_tensor_parallel
+from osdp.sharding.tensor_parallel_norm import clip_over_meshes, clip_over_tensor_parallel
 
 
 @contextmanager
@@ -68,7 +69,8 @@ def clip_grad_norm_(
     `tp_group`: the ranks that hold the other slices of this rank's layers, where tensor parallelism is written by hand (on
     plain parameters, as Megatron's): without it the norm would differ between them. `tp_parameters`: patterns of the
     parameters, or modules, that are slices over it; by default those with a true attribute `tensor_model_parallel`. The
-    others are alike on its ranks and count once. Takes one more collective, over that group.
+    others are alike on its ranks and count once. Takes one more collective, over that group. Parameters that torch's
+    parallelize_module has divided know their mesh: nothing need be said.
 
     Raises InvalidProblemError for a `tp_group` with neither, or with ranks that the model is sharded over, and for a pattern
     that matches nothing.
@@ -88,6 +90,8 @@ def clip_grad_norm_(
         )
     if tp_parameters is not None:
         raise InvalidProblemError("tp_parameters says what is cut over tp_group: pass that group too")
+    if any(sharded.tensor_parallel for _, sharded in with_parts(model)):
+        return clip_over_meshes(model, float(max_norm), float(norm_type), error_if_nonfinite)
     return runtime_of(model).runtime.clip_grad_norm(
         float(max_norm), float(norm_type), error_if_nonfinite, counted_with(model)
     )
@@ -102,23 +106,26 @@ def summon_full_params(model: nn.Module, with_grads: bool = False, writeback: bo
     A forward without gradients (`generate`, an evaluation) computes with the full values that are there, without
     communication, so any rank may run it; one with gradients is a ShardingError.
 
+    Parameters that torch's parallelize_module has divided are DTensors over its mesh meanwhile (`full_tensor()`).
+
     Raises ShardingError if `model` is not sharded, is in a forward or backward, or is summoned already.
 
     >>> with osdp.summon_full_params(model, writeback=False):
     ...     print(model.head.weight.norm())
     """
     with ExitStack() as stack:
-        for _, sharded in with_parts(model):
-            stack.enter_context(summoned(sharded, with_grads, writeback))
+        for each, sharded in with_parts(model):
+            stack.enter_context(summoned(each, sharded, with_grads, writeback))
         yield
 
 
 @contextmanager
-def summoned(sharded: Sharded, with_grads: bool, writeback: bool) -> Iterator[None]:
+def summoned(model: nn.Module, sharded: Sharded, with_grads: bool, writeback: bool) -> Iterator[None]:
     """The same for one sharded model, without its parts."""
     runtime = sharded.runtime
     runtime.summon(with_grads)
     try:
-        yield
+        with whole_over_data(in_modules(model, sharded)):
+            yield
     finally:
         runtime.unsummon(writeback)

@@ -58,6 +58,18 @@ def clip_over_tensor_parallel(
     return norm.to(parameters[0].dtype) if parameters else norm.float()
 
 
+def clip_over_meshes(model: nn.Module, max_norm: float, norm_type: float, error_if_nonfinite: bool) -> Tensor:
+    """See `osdp.clip_grad_norm_`, where torch's tensor parallelism has divided parameters."""
+    if not norm_type > 0:
+        raise ShardingError(f"the norm of sharded gradients needs a positive norm type, got {norm_type}")
+    indices = [sharded.tree.index for _, sharded in with_parts(model)]
+    parameters = [p for p in unwrapped(model).parameters() if any(id(p) in index for index in indices)]
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients, norm_type, error_if_nonfinite)
+    torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+    return norm.to(parameters[0].dtype) if parameters else norm.float()
+
+
 Named = dict[str, nn.Parameter]
 
 

@@ -33,6 +33,7 @@ void BackwardPass::show() {
   units_.begin_backward();
   views_.show_all_units();
   views_.show_all_copies(/*fresh=*/false);
+  views_.show_wrapped();
 }
 
 void BackwardPass::reduce_kept() {

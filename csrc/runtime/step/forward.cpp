@@ -73,6 +73,7 @@ void ForwardPass::open_hidden(Call& call) {
       views_.show_all_copies(/*fresh=*/true);
     else
       views_.show_unsharded(call);
+    views_.show_wrapped();
   } catch (...) {  // the call is not on the stack yet, so no end_call would restore the parameters
     views_.show_sharded();
     units_.give_back_idle_memory();
@@ -135,6 +136,7 @@ void ForwardPass::begin_call(Call& call) {
       open(call);
   } else if (!step_.root_forward && !step_.in_backward) {
     views_.show_unsharded(call);  // within the call of a submodule on its own
+    views_.show_wrapped();
   }
   const bool grad = at::GradMode::is_enabled();
   if (!grad) note_recomputation();

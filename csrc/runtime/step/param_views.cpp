@@ -59,6 +59,7 @@ void ParamViews::went_unsharded(Parameter& p) {
 void ParamViews::show_sharded() {
   for (Parameter* p : unsharded_) p->show_sharded();
   unsharded_.clear();
+  wrapped_.hide();
 }
 
 void ParamViews::drop_copies() {

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "runtime/step/step_state.hpp"
+#include "runtime/step/wrapped_parameters.hpp"
 #include "runtime/store/model_shards.hpp"
 
 namespace osdp::runtime {
@@ -33,12 +34,15 @@ class ParamViews {
   // Whether gathered or not: a read of one that is not gathered is then an error, and never one of this
   // rank's rows.
   void show_all_units();
+  // What modules find in the place of some parameters: after these show what a pass computes with.
+  void show_wrapped() { wrapped_.show(); }
   void show_sharded();
   void drop_copies();  // of parameters that do not show them now
 
   // See Note [Writes in forward]. Both throw ShardingError if a gathered parameter was written to.
   void check_written(const Call& call) const;
   void check_written() const;
+  WrappedParameters& wrapped() { return wrapped_; }
   void note_writes();  // to NO_SHARD parameters, at the end of a pass
 
   // Calls the hooks of parameters whose gradients were reduced: see Note [Hooks after accumulation].
@@ -56,6 +60,7 @@ class ParamViews {
   const StepState& step_;
   const std::function<void(Parameter&)> hook_gradient_;
   std::vector<Parameter*> unsharded_;
+  WrappedParameters wrapped_;
 };
 
 }  // namespace osdp::runtime

@@ -160,6 +160,11 @@ class Parameter {
   const Node& accumulator() const { return accumulator_; }
   void set_accumulator(Node node) { accumulator_ = std::move(node); }
 
+  // What its module finds in its place during passes: see Note [Parameters of tensor parallelism]. Undefined:
+  // itself.
+  const at::Tensor& wrapper() const { return wrapper_; }
+  void set_wrapper(at::Tensor wrapper) { wrapper_ = std::move(wrapper); }
+
   bool absent() const { return absent_; }  // it has been removed from the model
   void set_absent(bool absent) { absent_ = absent; }
 
@@ -167,6 +172,7 @@ class Parameter {
   std::string name_;
   size_t index_;
   at::Tensor tensor_;
+  at::Tensor wrapper_;
   Node accumulator_;
   bool absent_ = false;
   bool reduced_ = false;

@@ -43,6 +43,7 @@ def _agreeing(original: Callable[..., Any]) -> Callable[..., Any]:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         cut = sharded_parameters(parameters)
         groups = {c.sharded.group: None for c in cut.values()}
+        groups |= {c.layout.mesh.get_group(0): None for c in cut.values() if c.layout is not None}
         for group in groups | dict.fromkeys(groups_with_parts(parameters)):
             for infinite in found.values():
                 dist.all_reduce(infinite, dist.ReduceOp.MAX, group=group)

@@ -26,6 +26,7 @@ from osdp import _C
 from osdp.base.warned import warn
 from osdp.errors import ShardingError
 from osdp.sharding.nested_models import parts_of_wholes
+from osdp.sharding.norm_over_meshes import any_divided, norm_over_meshes
 from osdp.sharding.torch_patches.replaced import replace
 
 _GROUPS = "_group_tensors_by_device_and_dtype"
@@ -59,9 +60,8 @@ def _grouping(total_norm: CodeType, group: Callable[..., Any]) -> Callable[..., 
         caller = sys._getframe(1)
         if caller.f_code is total_norm:
             given = caller.f_locals
-            norm = _C.norm_over_ranks(
-                tensorlistlist[0], given["norm_type"], given["error_if_nonfinite"], parts_of_wholes()
-            )
+            over = norm_over_meshes if any_divided() else _C.norm_over_ranks
+            norm = over(tensorlistlist[0], given["norm_type"], given["error_if_nonfinite"], parts_of_wholes())
             if norm is not None:
                 return {(norm.device, norm.dtype): ([[norm]], [0])}
         return group(tensorlistlist, *args, **kwargs)

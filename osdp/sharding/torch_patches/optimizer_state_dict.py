@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from osdp.errors import ShardingError
-from osdp.sharding.dtensors import as_dtensor, mesh_of, rank_of, rows_of
+from osdp.sharding.dtensors import as_dtensor, rank_of, rows_of, rows_of_full
+from osdp.sharding.parameter_meshes import mesh_of
 from osdp.sharding.sharded_parameters import ShardedParameter, sharded_parameters
 from osdp.sharding.torch_patches.replaced import replace
 from osdp.sharding.torch_patches.states_of_optimizers import holds_states
@@ -137,7 +138,7 @@ class _Local(_OfParameter):
         )
         if tuple(value.shape) == parameter.full_shape:
             if not isinstance(value, DTensor):
-                return parameter.sharded.take_local(parameter.name, value)
+                return rows_of_full(parameter, value)
             here, of_rank = (parameter.rank, parameter.world), rank_of(value, parameter)
             if of_rank != here or value.device_mesh != mesh_of(parameter):
                 raise ShardingError(

@@ -1,0 +1,117 @@
+"""Layout: how a parameter of tensor parallelism is divided over its mesh, and the part of it that this rank holds.
+
+torch's parallelize_module makes parameters DTensors. OSDP shards the part that a rank holds, as a plain parameter that
+remembers its layout (osdp/sharding/tensor_parallel.py).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+_CLASSES = ("DTensor", "AsyncCollectiveTensor")
+_LAYOUT = "_osdp_tensor_parallel"  # attribute of a plain parameter
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Of the whole parameter: `spec` is torch's DTensorSpec (mesh, placements, shape, strides)."""
+
+    spec: Any
+
+    @property
+    def mesh(self) -> Any:
+        return self.spec.mesh
+
+    @property
+    def placements(self) -> tuple[Any, ...]:
+        return tuple(self.spec.placements)
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size(self.spec.tensor_meta.shape)
+
+    @property
+    def divided(self) -> bool:
+        """Whether ranks hold different parts of it."""
+        return any(not placement.is_replicate() for placement in self.placements)
+
+    def parts_along(self, dim: int) -> int:
+        """Into how many parts the dimension is divided."""
+        sizes = self.mesh.mesh.shape
+        return math.prod(n for n, p in zip(sizes, self.placements, strict=True) if p.is_shard(dim))
+
+    def part_of(self, full: Tensor) -> Tensor:
+        """This rank's part of a tensor of the full shape: a view."""
+        for axis, placement in enumerate(self.placements):
+            if placement.is_shard():
+                size, rank = self.mesh.size(axis), self.mesh.get_local_rank(axis)
+                chunk = -(-full.shape[placement.dim] // size)
+                begin = min(chunk * rank, full.shape[placement.dim])
+                length = min(chunk, full.shape[placement.dim] - begin)
+                full = full.narrow(placement.dim, begin, length)
+        return full
+
+    def wrap(self, local: Tensor) -> Any:
+        """The DTensor of which `local` is this rank's part; it shares its memory and has no gradient."""
+        from torch.distributed.tensor import DTensor
+
+        make: Any = DTensor
+        return make(local, self._spec_as(local.dtype), requires_grad=False)
+
+    def _spec_as(self, dtype: torch.dtype) -> Any:
+        from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+        meta = self.spec.tensor_meta
+        if meta.dtype == dtype:
+            return self.spec
+        return DTensorSpec(self.mesh, self.placements, tensor_meta=TensorMeta(meta.shape, meta.stride, dtype))
+
+
+def layout_of(tensor: Tensor) -> Layout | None:
+    """The layout of a DTensor, or of a plain parameter that is a part of one; None for other tensors."""
+    if is_dtensor(tensor):
+        given: Any = tensor
+        return Layout(given._spec)
+    found: Layout | None = getattr(tensor, _LAYOUT, None)
+    return found
+
+
+def set_layout(parameter: Tensor, layout: Layout) -> None:
+    setattr(parameter, _LAYOUT, layout)
+
+
+def local_part(tensor: Any) -> Tensor:
+    """What this rank holds of a DTensor, also one that is still in flight; other tensors themselves."""
+    if is_dtensor(tensor):
+        tensor = tensor._local_tensor
+    if _name_of(cast(type, type(tensor))) == "AsyncCollectiveTensor":
+        tensor = tensor.elem
+    result: Tensor = tensor
+    return result
+
+
+def is_dtensor(tensor: object) -> bool:
+    """Also of a parameter that is one."""
+    return _name_of(cast(type, type(tensor))) == "DTensor"
+
+
+def wraps_local(types: Iterable[type]) -> bool:
+    """Whether these classes, of the tensors that an ATen call is given, dispatch it to calls on what they wrap."""
+    return any(map(_name_of, types))
+
+
+# torch.distributed.tensor takes half a second to import, so it is not imported to ask.
+@functools.cache
+def _name_of(kind: type) -> str:
+    """Of torch's classes of distributed tensors; "" of others."""
+    for base in kind.__mro__:
+        if base.__name__ in _CLASSES and base.__module__.startswith("torch.distributed."):
+            return base.__name__
+    return ""

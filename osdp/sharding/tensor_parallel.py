@@ -1,0 +1,137 @@
+"""Parameters that torch's parallelize_module has made DTensors: OSDP shards the part that this rank holds.
+
+Note [Tensor parallelism]
+A model is first divided over a mesh of tensor parallelism, then sharded over one of data parallelism. The part of a
+parameter that this rank holds over the first is what is sharded over the second: fully_shard puts a plain parameter with
+that part in the DTensor's place, which remembers its layout. In a step modules find a DTensor again (csrc/runtime/step/
+wrapped_parameters.hpp), in state dicts it is one over both meshes, as FSDP2's are (osdp/sharding/dtensors.py). Between
+steps it is this rank's rows of this rank's part. Everything that OSDP exchanges is between ranks that hold the same part;
+norms are summed over both meshes (osdp/sharding/tensor_parallel_norm.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.tensor import DTensor
+
+from osdp import _C
+from osdp.base.tensor_parallel import Layout, layout_of, set_layout
+from osdp.errors import ShardingError
+
+
+class LocalParts:
+    """Context in which the model's DTensor parameters are plain parameters with this rank's part; an error puts the
+    DTensors back. Hooks on tensors are not carried over, so a parameter that has some is refused."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._homes: list[tuple[nn.Module, str, nn.Parameter]] = []
+
+    def __enter__(self) -> LocalParts:
+        made: dict[int, nn.Parameter] = {}
+        for prefix, module in self._model.named_modules():
+            for key, parameter in module._parameters.items():
+                if parameter is None or not isinstance(parameter.data, DTensor):
+                    continue
+                if id(parameter) not in made:
+                    _refuse_hooks(f"{prefix}.{key}" if prefix else key, parameter)
+                    made[id(parameter)] = _local(parameter)
+                self._homes.append((module, key, parameter))
+        for module, key, parameter in self._homes:
+            module._parameters[key] = made[id(parameter)]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for module, key, parameter in self._homes if error is not None else ():
+            module._parameters[key] = parameter
+        self._homes.clear()
+
+
+def _local(parameter: nn.Parameter) -> nn.Parameter:
+    layout = layout_of(parameter.data)
+    assert layout is not None
+    held: Any = parameter.data
+    made = nn.Parameter(held._local_tensor.detach(), requires_grad=parameter.requires_grad)
+    vars(made).update(vars(parameter))
+    if parameter.grad is not None:
+        made.grad = parameter.grad._local_tensor if isinstance(parameter.grad, DTensor) else parameter.grad
+    set_layout(made, layout)
+    return made
+
+
+def _refuse_hooks(name: str, parameter: nn.Parameter) -> None:
+    if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+        raise ShardingError(
+            f"parameter '{name}' is a DTensor with hooks on its gradient, which fully_shard replaces by a plain "
+            "parameter: register them after fully_shard"
+        )
+
+
+def refuse_overlap(model: nn.Module, group: dist.ProcessGroup) -> None:
+    """Raises ShardingError for a parameter that is divided over a mesh with a rank that it would be sharded over."""
+    ours = set(dist.get_process_group_ranks(group)) - {dist.get_rank()}
+    known: dict[int, list[int]] = {}
+    for name, parameter in model.named_parameters():
+        layout = layout_of(parameter)
+        if layout is None:
+            continue
+        ranks = known.setdefault(id(layout.mesh), layout.mesh.mesh.flatten().tolist())
+        if both := sorted(ours.intersection(ranks)):
+            raise ShardingError(
+                f"parameter '{name}' is a DTensor over ranks {sorted(ranks)}, and the model would be sharded over rank "
+                f"{both[0]} too: pass the mesh's other dimension (fully_shard(..., device_mesh=mesh['dp']) after "
+                "parallelize_module(model, mesh['tp'], plan))"
+            )
+
+
+def wrap_parameters(
+    model: nn.Module,
+    runtime: _C.Runtime,
+    index: Mapping[str, int],
+    dtypes: Mapping[str, tuple[torch.dtype | None, torch.dtype | None]],
+    device: torch.device,
+) -> None:
+    """Let modules find DTensors in passes, in the place of parameters that are parts of one."""
+    homes: dict[int, list[tuple[dict[str, Any], str]]] = {}
+    for module in model.modules():
+        for key, parameter in module._parameters.items():
+            if parameter is not None and layout_of(parameter) is not None:
+                homes.setdefault(id(parameter), []).append((module._parameters, key))
+    given = []
+    for name, parameter in model.named_parameters() if homes else ():
+        if id(parameter) in homes:
+            layout = layout_of(parameter)
+            assert layout is not None
+            inner = parameter.detach()  # shares the version counter
+            inner.data = torch.empty(0, dtype=dtypes.get(name, (None,))[0] or parameter.dtype, device=device)
+            wrapper: Any = layout.wrap(inner)
+            wrapper._is_param = True  # isinstance(module.weight, nn.Parameter)
+            gradient = _LocalGradient(layout)
+            given.append((index[name], inner, wrapper, layout.placements, gradient, homes[id(parameter)]))
+    if given:
+        runtime.wrap_parameters(given)
+
+
+class _LocalGradient:
+    """The local part of a gradient that is not in the parameter's placements: that of a norm whose input is divided
+    along the sequence is a sum over the mesh that has not been made yet."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+
+    def __call__(self, gradient: Any) -> Tensor:
+        if isinstance(gradient, DTensor):
+            if tuple(gradient.placements) != self.layout.placements:
+                gradient = gradient.redistribute(placements=self.layout.placements)
+            gradient = gradient._local_tensor
+        wait = getattr(gradient, "wait", None)  # a collective that is still in flight
+        result: Tensor = wait() if wait is not None else gradient
+        return result

@@ -1,0 +1,132 @@
+"""Tensor parallelism by torch's parallelize_module, and OSDP over the other ranks: what trains is one process's model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from harness import Member
+from support import plans
+from support.pair import close, naming
+from support.tensor_parallel import TensorPair, mesh_of, net, parallelized, tokens
+from torch.distributed.tensor import DTensor
+
+import osdp
+
+MODES = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD")
+
+
+def pair_of(
+    me: Member, plan: Any, tied: bool = False, sequence: bool = True, hybrid: bool = False, **options: Any
+) -> TensorPair:
+    """`plan`: a mode, or a function of the description."""
+    over = ("replicate", "dp") if hybrid else ("dp",)
+    sizes = (2, 1, me.world // 2) if hybrid else (me.world // 2, 2)
+    mesh = mesh_of(me, *sizes, names=(*over, "tp"))
+    model = parallelized(net(tied=tied, seed=7 + mesh["dp"].get_local_rank()), mesh["tp"], sequence)
+    described = osdp.describe(model, tokens(0, 2))
+    chosen = osdp.Plan.uniform(described, plan) if isinstance(plan, str) else plan(described)
+    data = mesh[over] if hybrid else mesh["dp"]
+    osdp.fully_shard(model, chosen, device_mesh=data, **options)
+    parts = me.world // 2
+    return TensorPair(model, net(tied=tied), me.rank // 2, parts)
+
+
+def every_mode(me: Member, sequence: bool, tied: bool) -> None:
+    for mode in MODES:
+        with naming(mode):
+            pair = pair_of(me, mode, tied, sequence)
+            pair.train()
+            pair.same_parameters()
+
+
+@pytest.mark.parametrize(
+    ("world", "sequence", "tied"), [(4, True, False), (4, False, True), (2, True, False)]
+)
+def test_training_is_one_processs(ranks, world, sequence, tied):
+    ranks(every_mode, sequence, tied, world=world)
+
+
+def combined(me: Member) -> None:
+    def recomputed(how: str) -> Any:
+        return lambda d: plans.recomputed(osdp.Plan.uniform(d, "FULL_SHARD"), how)
+
+    for name, plan in {
+        "held": recomputed("hold"),
+        "gathered again": recomputed("regather"),
+        "a mixture": lambda d: plans.mixture(d, 3),
+        "prefetched": lambda d: replace(osdp.Plan.uniform(d, "SHARD_GRAD_OP"), prefetch=3),
+    }.items():
+        for no_sync in (False, True):
+            with naming(f"{name}, {'no_sync' if no_sync else 'accumulated'}"):
+                pair = pair_of(me, plan)
+                pair.train(steps=2, micros=2, no_sync=no_sync)
+                pair.same_parameters()
+
+
+def test_recomputation_mixtures_and_accumulation(ranks):
+    ranks(combined, world=4)
+
+
+def in_lines(me: Member) -> None:
+    pair = pair_of(me, "HYBRID_SHARD", hybrid=True)
+    pair.train()
+    pair.same_parameters()
+
+
+@pytest.mark.parametrize("world", [4])
+def test_hybrid_shard_over_three_dimensions(ranks, world):
+    ranks(in_lines, world=world)
+
+
+def clipped(me: Member) -> None:
+    for mode in MODES:
+        for norm_type in (2.0, 1.0, float("inf")):
+            with naming(f"{mode}, norm of order {norm_type}"):
+                pair = pair_of(me, mode)
+                pair.backward(0)
+                found = []
+                for clip in (torch.nn.utils.clip_grad_norm_, osdp.clip_grad_norm_):
+                    model: Any = pair.sharded if clip is osdp.clip_grad_norm_ else pair.sharded.parameters()
+                    found.append(clip(model, 1e9, norm_type))
+                wanted = torch.nn.utils.clip_grad_norm_(pair.whole.parameters(), 0.1, norm_type)
+                found.append(torch.nn.utils.clip_grad_norm_(pair.sharded.parameters(), 0.1, norm_type))
+                for norm in found:
+                    close(norm, wanted, 1e-9, "norm")
+                assert len({each.item() for each in me.everywhere(found[0])}) == 1, (
+                    "ranks would scale differently"
+                )
+                pair.update()
+                pair.same_parameters()
+
+
+def test_norms_count_each_element_once(ranks):
+    ranks(clipped, world=4)
+
+
+def summoned(me: Member) -> None:
+    for mode in MODES:
+        with naming(mode):
+            pair = pair_of(me, mode)
+            wanted = dict(pair.whole.named_parameters())
+            pair.backward(0)
+            own = list(pair.sharded.parameters())
+            with osdp.summon_full_params(pair.sharded, with_grads=True):
+                for name, parameter in pair.sharded.named_parameters():
+                    value, grad = parameter.data, parameter.grad
+                    if isinstance(parameter.data, DTensor):
+                        value, grad = parameter.data.full_tensor(), parameter.grad.full_tensor()
+                    close(value, wanted[name], 1e-9, name)
+                    close(grad, wanted[name].grad, 1e-9, f"gradient of {name}")
+                    with torch.no_grad():
+                        parameter.add_(1.0), wanted[name].add_(1.0)
+                with torch.no_grad():
+                    close(pair.sharded(tokens(5, 2)), pair.whole(tokens(5, 2)), 1e-9, "output")
+            assert all(a is b for a, b in zip(own, pair.sharded.parameters(), strict=True))
+            pair.same_parameters()
+
+
+def test_full_parameters_are_dtensors_over_the_mesh(ranks):
+    ranks(summoned, world=4)

@@ -94,7 +94,8 @@ void Runtime::install_hooks(Parameter& p) {
   const ModelShards::Place& place = shards_.place_of(p);
   const bool handled = place.unit || buckets_.holds(p) || place.copy || p.split();
   if (!handled || !p.tensor().requires_grad()) return;
-  // The node takes its shape from the data shown: the full shape, except for a split weight.
+  // The node takes its shape from the data shown: the full shape.
+  if (p.split()) p.show_split_unsharded();
   if (place.slot) p.show_unsharded(place.slot->full());
   if (place.copy) {
     place.copy->cast(true);  // nobody reads it here

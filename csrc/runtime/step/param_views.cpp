@@ -12,8 +12,8 @@ namespace osdp::runtime {
 void ParamViews::show(Unit& unit) {
   for (Slot& slot : unit.slots) {
     Parameter& p = slot.owner();
-    if (!p.shows_unsharded()) {
-      p.show_unsharded(p.split() ? at::Tensor() : slot.full());
+    if (!p.shows_unsharded() && !p.split()) {
+      p.show_unsharded(slot.full());
       went_unsharded(p);
     }
     if (slot.gradient.kept() && p.gradient_dropped()) slot.gradient.drop_kept();
@@ -44,6 +44,11 @@ void ParamViews::show_unsharded(const Call& call) {
 }
 
 void ParamViews::show_all_units() {
+  for (Parameter* p : shards_.split_params()) {
+    if (p->shows_unsharded()) continue;
+    p->show_split_unsharded();
+    went_unsharded(*p);
+  }
   for (const auto& unit : shards_.units()) show(*unit);
 }
 

@@ -104,6 +104,7 @@ void ModelShards::add_unit(const UnitSpec& spec) {
   for (int64_t i : spec.params) {
     Parameter& p = *params_[i];
     if (p.split()) {
+      split_.push_back(&p);
       add_slices(p, *unit->shard_groups);
       if (p.split()->sharded < p.split()->granularity) replicated.params.push_back(&p);
     } else if (p.whole()) {

@@ -53,6 +53,7 @@ class ModelShards {
 
   const std::vector<Replicated>& replicated() const { return replicated_; }     // by unit
   const std::vector<Parameter*>& whole_params() const { return whole_; }        // NO_SHARD
+  const std::vector<Parameter*>& split_params() const { return split_; }        // computed in slices
   const std::vector<Parameter*>& column_params() const { return in_columns_; }  // HYBRID_SHARD
   bool offloads() const { return offloads_; }  // some parameter rests in host memory; see offload.hpp
   size_t gathered_bytes() const;               // of the full tensors that exist now
@@ -73,7 +74,7 @@ class ModelShards {
   std::vector<std::unique_ptr<WholeCopy>> copies_;
   std::vector<Place> places_;  // of each parameter
   std::vector<Replicated> replicated_;
-  std::vector<Parameter*> whole_, in_columns_;
+  std::vector<Parameter*> whole_, split_, in_columns_;
   bool offloads_ = false;
 };
 

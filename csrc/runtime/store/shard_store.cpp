@@ -48,6 +48,18 @@ c10::weak_intrusive_ptr<T> weak_reference(const c10::intrusive_ptr<T>& node) {
   return c10::weak_intrusive_ptr<T>(node);
 }
 
+// Of the right nominal size and device, but without memory.
+c10::Storage without_memory(size_t bytes, at::Device device) {
+  return c10::Storage(c10::Storage::use_byte_size_t(), bytes, at::DataPtr(nullptr, device),
+                      /*allocator=*/nullptr, /*resizable=*/false);
+}
+
+std::vector<int64_t> contiguous_strides(at::IntArrayRef sizes) {
+  std::vector<int64_t> strides(sizes.size(), 1);
+  for (size_t d = sizes.size(); d-- > 1;) strides[d - 1] = strides[d] * std::max<int64_t>(sizes[d], 1);
+  return strides;
+}
+
 at::Tensor narrowed(at::Tensor t, const std::vector<int64_t>& offsets, const std::vector<int64_t>& sizes) {
   for (size_t d = 0; d < sizes.size(); ++d) t = t.narrow(static_cast<int64_t>(d), offsets[d], sizes[d]);
   return t;
@@ -102,6 +114,17 @@ Parameter::Parameter(const ParamSpec& spec, size_t index, bool sharded, int64_t 
   }
   local_sizes_ = tensor_.sizes().vec();
   home_ = tensor_.device();
+  const bool as_it_is = split_ && split_->sharded == 0 && split_->dim == ops::SplitDim::Out && !mixed_;
+  if (!split_ || as_it_is) return;
+  const auto bytes = static_cast<size_t>(c10::multiply_integers(full_sizes_)) * c10::elementSize(compute_);
+  unreadable_ = at::empty({0}, home_options().dtype(compute_))
+                    .set_(without_memory(bytes, device_), 0, full_sizes_, contiguous_strides(full_sizes_));
+  set_unreadable(*unreadable_.storage().unsafeGetStorageImpl(),
+                 "OSDP: parameter '" + name_ +
+                     "' was read while it is not gathered: its module computes with it in slices, so it is "
+                     "never there as a whole. Keep it out of slices (granularity 1 in the plan), or read it "
+                     "between steps inside osdp.summon_full_params(model). A penalty on the weights is the "
+                     "optimizer's weight_decay.");
 }
 
 void Parameter::check_local() const {
@@ -157,9 +180,13 @@ void Parameter::show_unsharded(const at::Tensor& full) {
   shows_unsharded_ = true;
 }
 
+void Parameter::show_split_unsharded() {
+  show_unsharded(unreadable_.defined() ? unreadable_ : tensor_.variable_data());
+}
+
 void Parameter::show_sharded() {
   if (!shows_unsharded_) return;
-  if (!split_) show(aside_);
+  show(aside_);
   tensor_.mutable_grad() = aside_grad_;
   aside_.reset();
   aside_grad_.reset();
@@ -229,20 +256,14 @@ Slot::Slot(Parameter& owner, std::string name, std::vector<int64_t> sizes, int64
   const at::Tensor& like = owner.tensor();
   const int64_t elements = world * range_.chunk * range_.row_elements;
   padded_nbytes_ = static_cast<size_t>(elements) * c10::elementSize(owner.compute_dtype());
-  // Storages with the right nominal size and device, but without memory.
-  const auto storage = [&] {
-    return c10::Storage(c10::Storage::use_byte_size_t(), padded_nbytes_, at::DataPtr(nullptr, owner.device()),
-                        /*allocator=*/nullptr, /*resizable=*/false);
-  };
   const auto options = like.options()
                            .requires_grad(false)
                            .device(owner.device())
                            .pinned_memory(false)
                            .dtype(owner.compute_dtype());
-  std::vector<int64_t> strides(sizes.size(), 1);
-  for (size_t d = sizes.size(); d-- > 1;) strides[d - 1] = strides[d] * std::max<int64_t>(sizes[d], 1);
-  full_ = at::empty({0}, options).set_(storage(), 0, sizes, strides);
-  padded_ = at::empty({0}, options).set_(storage(), 0, {elements}, {1});
+  full_ = at::empty({0}, options)
+              .set_(without_memory(padded_nbytes_, owner.device()), 0, sizes, contiguous_strides(sizes));
+  padded_ = at::empty({0}, options).set_(without_memory(padded_nbytes_, owner.device()), 0, {elements}, {1});
   unreadable_ =
       "OSDP: parameter '" + name_ +
       "' was read while it is not gathered. It is gathered for the calls that read it when the model was "

@@ -63,7 +63,8 @@ class Slot;
 //              slice are as long as the weight's, rows of an input slice a g-th of that)
 //   unsharded  (forward, backward) the full tensor, in the compute dtype and readable only while gathered,
 //              and .grad is full or undefined. The local tensor and its gradient are kept aside here. A
-//              split weight stays local: only its own call reads it.
+//              split weight has its full shape, and every read of it is an error: only its own call gets its
+//              values, slice by slice. Where every rank holds it as it is, it stays readable.
 //   read-only  (between passes, after unshard()) the full tensor of its unit, while .grad stays the local
 //   one:
 //              see Note [What unshard() shows]
@@ -109,9 +110,9 @@ class Parameter {
   // Throws ShardingError if p.data, model.to(...) or .half() gave it a shape, dtype or device other than that
   // of this rank's shard.
   void check_local() const;
-  void show_unsharded(
-      const at::Tensor& full);  // sharded -> unsharded. `full` may be undefined for a split weight
-  void show_sharded();          // unsharded -> sharded
+  void show_unsharded(const at::Tensor& full);  // sharded -> unsharded; undefined: what is shown already
+  void show_split_unsharded();                  // the same of a split weight
+  void show_sharded();                          // unsharded -> sharded
   void show_read_only(const at::Tensor& full);  // sharded -> read-only
   void end_read_only();                         // read-only -> sharded
   bool read_only() const { return read_only_; }
@@ -190,6 +191,7 @@ class Parameter {
   bool shows_unsharded_ = false;
   bool read_only_ = false, was_read_only_ = false;
   int64_t read_only_version_ = -1;
+  at::Tensor unreadable_;       // what a split weight shows while unsharded; undefined: what it is
   at::Tensor aside_;            // the local tensor, while unsharded or read-only
   at::Tensor aside_grad_;       // and its gradient
   int64_t noted_version_ = -1;  // of the gradient

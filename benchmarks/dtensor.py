@@ -4,8 +4,9 @@
 
 AdamW over this rank's rows of 100 and 400 parameters on 2 ranks, as plain tensors and as DTensors (`Shard(0)`) of the
 same rows, in turns in the same processes. A figure is the median over rounds of the processor time of one thread (what
-else the machine does counts less than in elapsed time); `ratio` is DTensor over plain of the same round. Decision and
-figures: docs/dtensor.md.
+else the machine does counts less than in elapsed time); `ratio` is DTensor over plain of the same round. The same for
+plain parameters whose gradients have a class of their own, which would see torch's functions (docs/torch.md). Decision
+and figures: docs/dtensor.md.
 """
 
 from __future__ import annotations
@@ -47,6 +48,19 @@ def measure(rounds: str) -> dict[str, Any]:
             made[-1].grad = shown(gradient) if as_dtensors else gradient
         return made
 
+    class Watched(torch.Tensor):
+        """A gradient that sees torch's functions."""
+
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+
+    def watched(params: list[nn.Parameter]) -> list[nn.Parameter]:
+        for p in params:
+            p.grad.__class__ = Watched
+        return params
+
     def switch_data(params: list[nn.Parameter]) -> Callable[[], None]:
         other = [torch.empty(2 * ROWS, COLUMNS) for _ in params]
         own = [p.data for p in params]
@@ -81,6 +95,10 @@ def measure(rounds: str) -> dict[str, Any]:
                 torch.optim.AdamW(parameters(count, kind), lr=1e-3, **options).step for kind in (False, True)
             )
             cases[f"AdamW {name}, {count}"] = (plain, dtensor)
+            cases[f"AdamW {name}, {count}, or gradients of a subclass"] = (
+                plain,
+                torch.optim.AdamW(watched(parameters(count, False)), lr=1e-3, **options).step,
+            )
         plain_ps, dtensor_ps = parameters(count, False), parameters(count, True)
 
         def to_dtensors(rows: list[nn.Parameter] = plain_ps) -> None:
@@ -93,6 +111,10 @@ def measure(rounds: str) -> dict[str, Any]:
         cases[f"torch's clip_grad_norm_, {count} (DTensors: right, and communicates)"] = (
             clip(plain_ps),
             clip(dtensor_ps),
+        )
+        cases[f"torch's clip_grad_norm_, {count}, or of a subclass (sees it)"] = (
+            clip(plain_ps),
+            clip(watched(parameters(count, False))),
         )
         cases[f"nothing, or a DTensor around every gradient, {count}"] = (lambda: None, to_dtensors)
         cases[f"set_data from Python, or module attributes, {count}"] = (
@@ -129,9 +151,9 @@ def main() -> int:
     arguments = parser.parse_args()
     here = machine()
     found = run_ranks(__file__, [str(arguments.rounds)], 2)
-    print(f"{'':72} {'plain us':>9} {'DTensor us':>11} {'ratio':>6}")
+    print(f"{'':72} {'plain us':>9} {'the other':>11} {'ratio':>6}")
     for name, row in found.items():
-        print(f"{name:72} {row['plain_us']:9.0f} {row['dtensor_us']:11.0f} {row['ratio']:6.1f}")
+        print(f"{name:72} {row['plain_us']:9.0f} {row['dtensor_us']:11.0f} {row['ratio']:6.2f}")
     print(machine_line(here))
     if arguments.json:
         result = {"machine": here, "rounds": arguments.rounds, "cases": found}

@@ -163,14 +163,13 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _paths(code: CodeType) -> frozenset[tuple[str, ...]]:
-    """What a method's source reads of its first argument: ("head", "weight") for `self.head.weight`. Nothing where there is
-    no source."""
+def _paths(code: CodeType) -> frozenset[tuple[str, ...]] | None:
+    """What a method's source reads of its first argument: ("head", "weight") for `self.head.weight`. None: no source."""
     try:
         source = inspect.getsource(code)
         tree = ast.parse(f"if 1:\n{source}" if source[:1].isspace() else source)
     except (OSError, SyntaxError):
-        return frozenset()
+        return None
     found = set()
     for node in ast.walk(tree):
         path: list[str] = []
@@ -187,7 +186,11 @@ def _named_in(module: nn.Module, function: object, seen: set[object]) -> Iterato
     if not isinstance(function, FunctionType) or function in seen or not function.__code__.co_varnames:
         return
     seen.add(function)
-    for path in sorted(_paths(function.__code__)):
+    paths = _paths(function.__code__)
+    if paths is None:  # as in an interactive session: what it may name
+        names = {n for code in _codes(function.__code__) for n in code.co_names}
+        yield from (p for name, p in module.named_parameters() if names.issuperset(name.split(".")))
+    for path in sorted(paths or ()):
         at: nn.Module | None = module
         for name in path:
             assert at is not None

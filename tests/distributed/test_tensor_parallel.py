@@ -19,19 +19,23 @@ MODES = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD")
 
 
 def pair_of(
-    me: Member, plan: Any, tied: bool = False, sequence: bool = True, hybrid: bool = False, **options: Any
+    me: Member,
+    plan: Any,
+    tied: bool = False,
+    sequence: bool = True,
+    lines: tuple[int, int, int] | None = None,
+    **options: Any,
 ) -> TensorPair:
-    """`plan`: a mode, or a function of the description."""
-    over = ("replicate", "dp") if hybrid else ("dp",)
-    sizes = (2, 1, me.world // 2) if hybrid else (me.world // 2, 2)
+    """`plan`: a mode, or a function of the description. `lines`: of HYBRID_SHARD, their number and size, and that of
+    tensor parallelism."""
+    over = ("replicate", "dp") if lines else ("dp",)
+    sizes = lines or (me.world // 2, 2)
     mesh = mesh_of(me, *sizes, names=(*over, "tp"))
-    model = parallelized(net(tied=tied, seed=7 + mesh["dp"].get_local_rank()), mesh["tp"], sequence)
+    model = parallelized(net(tied=tied, seed=7 + me.rank // sizes[-1]), mesh["tp"], sequence)
     described = osdp.describe(model, tokens(0, 2))
     chosen = osdp.Plan.uniform(described, plan) if isinstance(plan, str) else plan(described)
-    data = mesh[over] if hybrid else mesh["dp"]
-    osdp.fully_shard(model, chosen, device_mesh=data, **options)
-    parts = me.world // 2
-    return TensorPair(model, net(tied=tied), me.rank // 2, parts)
+    osdp.fully_shard(model, chosen, device_mesh=mesh[over] if lines else mesh["dp"], **options)
+    return TensorPair(model, net(tied=tied), me.rank // sizes[-1], me.world // sizes[-1])
 
 
 def every_mode(me: Member, sequence: bool, tied: bool) -> None:
@@ -71,14 +75,15 @@ def test_recomputation_mixtures_and_accumulation(ranks):
 
 
 def in_lines(me: Member) -> None:
-    pair = pair_of(me, "HYBRID_SHARD", hybrid=True)
-    pair.train()
-    pair.same_parameters()
+    for lines in ((2, 2, 1), (2, 1, 2), (1, 2, 2)):
+        with naming(f"{lines}"):
+            pair = pair_of(me, "HYBRID_SHARD", lines=lines)
+            pair.train()
+            pair.same_parameters()
 
 
-@pytest.mark.parametrize("world", [4])
-def test_hybrid_shard_over_three_dimensions(ranks, world):
-    ranks(in_lines, world=world)
+def test_hybrid_shard_over_three_dimensions(ranks):
+    ranks(in_lines, world=4)
 
 
 def clipped(me: Member) -> None:

@@ -195,7 +195,12 @@ void bind_runtime(py::module_& m) {
           "name", [](rt::Runtime& runtime, int64_t param) { return runtime.parameter(param).name(); },
           py::arg("param"))
       .def(
-          "is_whole", [](rt::Runtime& runtime, int64_t param) { return runtime.parameter(param).whole(); },
+          "is_whole",
+          [](rt::Runtime& runtime, int64_t param) {
+            const rt::Parameter& p = runtime.parameter(param);
+            const at::Tensor& wrapper = p.wrapper();  // of tensor parallelism, which may divide it
+            return p.whole() && (!wrapper.defined() || wrapper.sizes() == p.full_sizes());
+          },
           py::arg("param"), "Whether every rank holds all of it.")
       .def(
           "take_local",

@@ -135,7 +135,8 @@ void Runtime::unshard(const std::vector<int64_t>& params, bool wait) {
 void Runtime::await_unsharded(const std::vector<int64_t>& params) {
   const NoInference no_inference;
   units_.await_unsharded(params);
-  if (!in_pass()) units_.show_read_only(params);
+  // What modules find between passes is this rank's part of a DTensor, gathered or not: never its value.
+  if (!in_pass() && views_.wrapped().empty()) units_.show_read_only(params);
 }
 
 void Runtime::reshard(const std::vector<int64_t>& params) {

@@ -25,7 +25,9 @@ def refuse_tensor_subclasses(model: nn.Module) -> None:
         for name, tensor in tensors:
             data = tensor.data if isinstance(tensor, nn.Parameter) else tensor
             if is_dtensor(data) and what == "parameter":
-                _check_layout(name, layout_of(data))
+                layout = layout_of(data)
+                if layout is not None and (why := why_unsupported(layout)):
+                    raise ShardingError(f"parameter '{name}' is a DTensor {why}")
                 data = local_part(data)
             if found := _unusual(data):
                 raise ShardingError(
@@ -35,25 +37,21 @@ def refuse_tensor_subclasses(model: nn.Module) -> None:
                 )
 
 
-def _check_layout(name: str, layout: Layout | None) -> None:
-    assert layout is not None
+def why_unsupported(layout: Layout) -> str:
+    """What OSDP does not support of the layout of a parameter, in words; "": nothing."""
     if partial := [p for p in layout.placements if p.is_partial()]:
-        raise ShardingError(
-            f"parameter '{name}' is a DTensor with the placement {partial[0]}, a sum over the mesh that has not been made: "
-            "no rank holds its value. Register it as Shard(dim) or Replicate()"
+        return (
+            f"with the placement {partial[0]!r}, a sum over the mesh that has not been made: no rank holds its value. "
+            "Register it as Shard(dim) or Replicate()"
         )
     if layout.mesh.ndim > 1:
-        raise ShardingError(
-            f"parameter '{name}' is a DTensor over {layout.mesh.ndim} dimensions of a mesh: OSDP "
-            "shards parameters that are divided over one, that of tensor parallelism. Leave the dimension of data "
-            "parallelism to fully_shard(..., device_mesh=mesh['dp'])"
+        return (
+            f"over {layout.mesh.ndim} dimensions of a mesh: OSDP shards parameters that are divided over one, that of "
+            "tensor parallelism. Leave the dimension of data parallelism to fully_shard(..., device_mesh=mesh['dp'])"
         )
-    kinds = [type(p).__name__ for p in layout.placements]
-    if kinds != ["Shard"] and kinds != ["Replicate"]:
-        raise ShardingError(
-            f"parameter '{name}' is a DTensor with the placement {layout.placements[0]}; OSDP supports Shard(dim) and "
-            "Replicate()"
-        )
+    if type(layout.placements[0]).__name__ not in ("Shard", "Replicate"):
+        return f"with the placement {layout.placements[0]!r}; OSDP supports Shard(dim) and Replicate()"
+    return ""
 
 
 def _unusual(tensor: Tensor) -> str:

@@ -41,7 +41,7 @@ from osdp.sharding.rollback import AsItWas
 from osdp.sharding.sharded_model import Sharded, joined, register, splits_of, unregister
 from osdp.sharding.shared_memory import note_former
 from osdp.sharding.state_dict import show_full_parameters
-from osdp.sharding.tensor_parallel import LocalParts, refuse_overlap, wrap_parameters
+from osdp.sharding.tensor_parallel import LocalParts, check_layouts, left_to_be_loaded, wrap_parameters
 from osdp.sharding.torch_patches.install import install_torch_tools, keep_torch_tools, leave_torch
 from osdp.sharding.torch_patches.other_parallels import mark_for_others
 from osdp.sharding.unit_calls import install_calls
@@ -147,6 +147,7 @@ def _fully_shard(
 ) -> nn.Module:
     """`fully_shard` of a model whose parameters are plain tensors."""
     together = Together(group, "osdp.fully_shard")
+    initialise = left_to_be_loaded(model, initialise)
     keep_ties(model)
     error: Exception | None = None
     offload = False
@@ -154,13 +155,13 @@ def _fully_shard(
     try:
         offload = wants_offload(cpu_offload)
         moves = offload or device_id is not None
+        check_layouts(model, group, initialise)
         check_plan_and_model(
             model, plan, together.world_size, moves, resharding.without_memory if resharding else ()
         )
         if resharding is not None:
             resharding.check_group(group)
         policy = chosen_precision(mixed_precision, plan, model)
-        refuse_overlap(model, group)
     except Exception as caught:
         error = caught
     number = agree(together, model, plan, error, policy, backend_memory)

@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from osdp.base.tensor_parallel import layout_of
+from osdp.errors import ShardingError
 from osdp.ranks.rank_group import Together
 from osdp.sharding.forward_methods import part_of
 from osdp.sharding.module_changes import ModuleChanges
@@ -41,6 +43,19 @@ class Initialising(ReadValues):
 
     def __init__(self, sharded: Sharded) -> None:
         super().__init__(sharded, keep=True)
+
+    def _read(self, given: Any, name: str) -> Any:
+        if (
+            isinstance(given, nn.Parameter)
+            and layout_of(given) is not None
+            and id(given) in self.sharded.tree.index
+        ):
+            raise ShardingError(
+                "a parameter that tensor parallelism divides cannot be initialised after fully_shard: this rank's part is "
+                "not initialised as the whole would be. Load it (set_model_state_dict, torch.distributed.checkpoint), or "
+                "initialise the model before parallelize_module"
+            )
+        return super()._read(given, name)
 
     def shows(self, tensor: Tensor, name: str) -> bool:
         """Whether `tensor`, which shares memory with the parameter, is of its full value; a parameter itself is made so."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from osdp.base.tensor_parallel import layout_of
 from osdp.sharding.sharded_model import Sharded
 
 # Of a tensor's shape; they communicate nothing.
@@ -93,16 +94,18 @@ class ReadValues(TorchFunctionMode):
         if not isinstance(given, nn.Parameter) or not self.sharded.tree.is_sharded(given):
             return given
         runtime, index = self.sharded.runtime, self.sharded.tree.index[id(given)]
+        layout = layout_of(given)
         if name in _SHAPES:
             with torch._C.DisableTorchFunction():
-                return torch.empty(runtime.full_shape(index), dtype=given.dtype, device="meta")
+                shape = runtime.full_shape(index) if layout is None else layout.shape
+                return torch.empty(shape, dtype=given.dtype, device="meta")
         if self._last is not None and self._last[0] == index:
             return self._last[1]
         shown = runtime.show_full([index], self.keep)
         if not shown or self.keep:
             self._shown += shown
-            return given
+            return given if layout is None else layout.wrap(given.detach())
         with torch._C.DisableTorchFunction():
-            self._last = index, given.detach()
+            self._last = index, given.detach() if layout is None else layout.wrap(given.detach())
         runtime.show_local(shown, False)
         return self._last[1]

@@ -117,6 +117,11 @@ class Sharded:
 
     def is_whole(self, name: str) -> bool:
         """Whether this rank holds the full parameter."""
+        layout = self.layout(name)
+        return self.is_replicated(name) and not (layout is not None and layout.divided)
+
+    def is_replicated(self, name: str) -> bool:
+        """Whether all ranks of `group` hold the same."""
         pieces = self.pieces(name)
         return len(pieces) == 1 and pieces[0].replicated
 

@@ -31,7 +31,7 @@ class ShardedParameter:
     @property
     def whole(self) -> bool:
         """Whether all data-parallel ranks hold the same: it is a part by tensor parallelism alone."""
-        return self.sharded.is_whole(self.name)
+        return self.sharded.is_replicated(self.name)
 
     @property
     def local_shape(self) -> tuple[int, ...]:

@@ -22,12 +22,14 @@ from torch.distributed.tensor import DTensor
 
 from osdp import _C
 from osdp.base.tensor_parallel import Layout, layout_of, set_layout
+from osdp.description.tensor_subclasses import why_unsupported
 from osdp.errors import ShardingError
 
 
 class LocalParts:
     """Context in which the model's DTensor parameters are plain parameters with this rank's part; an error puts the
-    DTensors back. Hooks on tensors are not carried over, so a parameter that has some is refused."""
+    DTensors back. Those that are not supported stay, and are refused when the model is described. Hooks on tensors are
+    not carried over, so a parameter that has some is refused."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -38,6 +40,9 @@ class LocalParts:
         for prefix, module in self._model.named_modules():
             for key, parameter in module._parameters.items():
                 if parameter is None or not isinstance(parameter.data, DTensor):
+                    continue
+                layout = layout_of(parameter.data)
+                if layout is not None and why_unsupported(layout):
                     continue
                 if id(parameter) not in made:
                     _refuse_hooks(f"{prefix}.{key}" if prefix else key, parameter)
@@ -75,21 +80,38 @@ def _refuse_hooks(name: str, parameter: nn.Parameter) -> None:
         )
 
 
-def refuse_overlap(model: nn.Module, group: dist.ProcessGroup) -> None:
-    """Raises ShardingError for a parameter that is divided over a mesh with a rank that it would be sharded over."""
+def check_layouts(model: nn.Module, group: dist.ProcessGroup, initialise: bool | None) -> None:
+    """Raises ShardingError for parameters that are divided over a mesh with a rank that they would be sharded over, or over
+    several, and for those that would be initialised: a part is not initialised as its whole is."""
     ours = set(dist.get_process_group_ranks(group)) - {dist.get_rank()}
-    known: dict[int, list[int]] = {}
+    first: tuple[str, list[int]] | None = None
     for name, parameter in model.named_parameters():
-        layout = layout_of(parameter)
-        if layout is None:
-            continue
-        ranks = known.setdefault(id(layout.mesh), layout.mesh.mesh.flatten().tolist())
-        if both := sorted(ours.intersection(ranks)):
+        if isinstance(parameter.data, DTensor) or (layout := layout_of(parameter)) is None:
+            continue  # a DTensor here is refused for another reason, when the model is described
+        ranks = sorted(layout.mesh.mesh.flatten().tolist())
+        if both := ours.intersection(ranks):
             raise ShardingError(
-                f"parameter '{name}' is a DTensor over ranks {sorted(ranks)}, and the model would be sharded over rank "
-                f"{both[0]} too: pass the mesh's other dimension (fully_shard(..., device_mesh=mesh['dp']) after "
+                f"parameter '{name}' is a DTensor over ranks {ranks}, and the model would be sharded over rank {min(both)} "
+                "too: pass the mesh's other dimension (fully_shard(..., device_mesh=mesh['dp']) after "
                 "parallelize_module(model, mesh['tp'], plan))"
             )
+        if first is not None and first[1] != ranks:
+            raise ShardingError(
+                f"parameter '{name}' is a DTensor over ranks {ranks}, and '{first[0]}' over {first[1]}: parameters of one "
+                "model are divided over one mesh. Shard the part that is divided over another by itself, before the model"
+            )
+        first = first or (name, ranks)
+        if parameter.is_meta and initialise is True:
+            raise ShardingError(
+                f"parameter '{name}' is a DTensor on the meta device, and no method can initialise this rank's part as it "
+                "would the whole: initialise the model before parallelize_module, or pass initialise=False and load it"
+            )
+
+
+def left_to_be_loaded(model: nn.Module, initialise: bool | None) -> bool | None:
+    """`initialise`, or False where it is None and parameters of tensor parallelism are on the meta device."""
+    divided = any(p.is_meta and layout_of(p) is not None for p in model.parameters())
+    return False if initialise is None and divided else initialise
 
 
 def wrap_parameters(

@@ -40,6 +40,7 @@ class WrappedParameters {
   using Place = std::function<void(bool wrapped)>;
 
   void set(std::vector<Wrapped> wrapped, Place place);
+  bool empty() const { return wrapped_.empty(); }
   void show();  // when a pass has shown its parameters in full; may be repeated
   void hide();  // when a pass has ended; a copy in a compute dtype is not held any longer
 

@@ -1,0 +1,66 @@
+"""What of tensor parallelism is refused, by name and with nothing changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from harness import Member
+from support.pair import naming
+from support.tensor_parallel import mesh_of, net, parallelized
+from torch import nn
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+import osdp
+
+
+def refused(me: Member) -> None:
+    mesh = mesh_of(me, 2, 2)
+
+    def refuse(text: str, change: Any, **options: Any) -> None:
+        model = parallelized(net(), mesh["tp"])
+        plan = osdp.Plan.uniform(osdp.describe(model), "FULL_SHARD")
+        change(model)
+        before = dict(model.named_parameters())
+        data = options.pop("over", mesh["dp"])
+        calls = {
+            "by a plan": lambda: osdp.fully_shard(model, plan, device_mesh=data, **options),
+            "without": lambda: osdp.fully_shard(model, mesh=data, **options),
+            "the class": lambda: osdp.FullyShardedDataParallel(model, device_mesh=data, **options),
+        }
+        for name, call in calls.items():
+            with naming(f"{text}, {name}"):
+                with pytest.raises(osdp.ShardingError, match=text):
+                    call()
+                after = dict(model.named_parameters())
+                assert after.keys() == before.keys()
+                assert all(after[key] is p for key, p in before.items())
+
+    def put(module: str, value: Any) -> Any:
+        def change(model: nn.Module) -> None:
+            model.get_submodule(module).weight = nn.Parameter(value)
+
+        return change
+
+    refuse(
+        r"'embed.weight' is a DTensor over ranks \[\d, \d\].*sharded over rank",
+        lambda m: None,
+        over=mesh["tp"],
+    )
+    weight = torch.zeros(8, dtype=torch.float64)
+    partial = DTensor.from_local(weight, mesh["tp"], [Partial()])
+    refuse(r"'norm.weight' is a DTensor with the placement Partial", put("norm", partial))
+    over_both = distribute_tensor(weight, mesh, [Shard(0), Replicate()])
+    refuse("'norm.weight' is a DTensor over 2 dimensions", put("norm", over_both))
+    over_data = distribute_tensor(weight, mesh["dp"], [Shard(0)])
+    refuse("'norm.weight' is a DTensor over ranks.*would be sharded over rank", put("norm", over_data))
+    refuse(
+        "'embed.weight' is a DTensor on the meta device",
+        lambda m: m.to(torch.device("meta")),
+        initialise=True,
+    )
+
+
+def test_bad_layouts_are_named_before_anything_is_changed(ranks):
+    ranks(refused, world=4)

@@ -358,21 +358,23 @@ def _split_shape(owners: Ownership, name: str, trace: Trace | None) -> tuple[int
         return None  # the bias or the weight belongs to an earlier operator, or to none
     if any(owners.aliases[p] for p in owned) or trace.readers([weight]) != (name,):
         return None
-    if layout_of(module.weight) is not None:
+    layout = layout_of(module.weight)
+    if layout is not None and not layout.divided:
         return None
-    out_features, in_features = module.weight.shape
+    out_features, in_features = local_part(module.weight).shape
     return (out_features, in_features) if min(out_features, in_features) >= 2 else None
 
 
 def _has_hooks(module: nn.Module) -> bool:
-    return any(
-        (
-            module._forward_hooks,
-            module._forward_pre_hooks,
-            module._backward_hooks,
-            module._backward_pre_hooks,
-        )
+    """Besides those of parallelize_module, which convert the module's input and result."""
+    found = (
+        *module._forward_hooks.values(),
+        *module._forward_pre_hooks.values(),
+        *module._backward_hooks.values(),
+        *module._backward_pre_hooks.values(),
     )
+    converting = "torch.distributed.tensor." if layout_of(next(module.parameters())) is not None else None
+    return any(not converting or not (h.__module__ or "").startswith(converting) for h in found)
 
 
 def _parameter(owners: Ownership, name: str) -> Parameter:

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 
 from osdp.sharding.parameter_meshes import mesh_of
 from osdp.sharding.sharded_parameters import ShardedParameter
@@ -24,7 +23,7 @@ def as_dtensor(parameter: ShardedParameter, rows: Tensor) -> Tensor:
     full = torch.empty(parameter.full_shape, device="meta")
     rows = rows.detach()
     if parameter.split:
-        rows = _first_rows(parameter.sharded.gather_whole(parameter.name, rows), mesh)
+        rows = _first_rows(parameter.sharded.gather_whole(parameter.name, rows), parameter)
     shown = DTensor.from_local(
         rows, mesh, placements_of(parameter), run_check=False, shape=full.shape, stride=full.stride()
     )
@@ -73,8 +72,8 @@ def placements_of(parameter: ShardedParameter) -> list[Any]:
     return over_data if layout is None else [*over_data, *layout.placements]
 
 
-def _first_rows(full: Tensor, mesh: DeviceMesh) -> Tensor:
+def _first_rows(full: Tensor, parameter: ShardedParameter) -> Tensor:
     """This rank's rows under the placement Shard(0)."""
-    chunk = -(-full.shape[0] // mesh.size())
-    begin = min(chunk * mesh.get_local_rank(), full.shape[0])
+    chunk = -(-full.shape[0] // parameter.world)
+    begin = min(chunk * parameter.rank, full.shape[0])
     return full[begin : begin + chunk].clone()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from osdp import _C
 from osdp.base.cast_floats import MoveInputs
+from osdp.base.tensor_parallel import layout_of
 from osdp.hardware.this_machine import warn_of_another_machine
 from osdp.plan.mixed_precision import MixedPrecision, parameter_dtypes
 from osdp.plan.plan import Plan
@@ -22,6 +24,7 @@ from osdp.sharding import split_linear
 from osdp.sharding.consistency_check import agree
 from osdp.sharding.copies import CopiedRows, copyable
 from osdp.sharding.cpu_offload import wants_offload
+from osdp.sharding.divided_split import DividedSplit
 from osdp.sharding.forward_methods import watch_methods
 from osdp.sharding.gathering_calls import cover_forward, route_forward
 from osdp.sharding.hybrid_mesh import GroupLike, RankGrid, agreed_grid, model_ranks
@@ -309,7 +312,7 @@ def _install(
         route_forward(
             module, hook, policy if whole else None, sharded.inputs_device if whole else None, cover
         )
-    wrap_parameters(model, runtime, sharded.index, mixed, device)
+    wrap_parameters(model, runtime, sharded.index, mixed, device, sharded.split_names)
     sharded.tree = Tree(model, sharded, sharded.lane.collectives)
     apply_settings(sharded)
     show_full_parameters(model, sharded)
@@ -380,17 +383,21 @@ def _install_splits(model: nn.Module, plan: Plan, index: dict[str, int], runtime
             continue
         linear = model.get_submodule(name)
         assert isinstance(linear, nn.Linear)  # describe gives a split_shape to nothing else
-        source = runtime.source_of(index[joined(name, "weight")])
+        at = index[joined(name, "weight")]
+        layout = layout_of(linear.weight)
+        rows, columns = runtime.full_shape(at)
         # The call is replaced, not the module: hooks, class, names and parameters stay.
-        linear.forward = split_linear.SplitCall(  # type: ignore[method-assign]
+        product = split_linear.SplitCall(
             linear.weight,
-            linear.bias,
-            linear.out_features,
-            linear.in_features,
+            linear.bias if layout is None else None,
+            rows,
+            columns,
             choice.granularity,
             choice.split,
-            source,
+            runtime.source_of(at),
         )
+        forward: Any = product if layout is None else DividedSplit(linear, layout, product)
+        linear.forward = forward  # type: ignore[method-assign]
 
 
 def _install_recomputation(model: nn.Module, plan: Plan) -> None:

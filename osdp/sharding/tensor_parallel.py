@@ -11,7 +11,7 @@ norms are summed over both meshes (osdp/sharding/tensor_parallel_norm.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -120,8 +120,10 @@ def wrap_parameters(
     index: Mapping[str, int],
     dtypes: Mapping[str, tuple[torch.dtype | None, torch.dtype | None]],
     device: torch.device,
+    split: Collection[str],
 ) -> None:
-    """Let modules find DTensors in passes, in the place of parameters that are parts of one."""
+    """Let modules find DTensors in passes, in the place of parameters that are parts of one. A `split` weight, by name, has
+    no full value in a pass: only its product reads it."""
     homes: dict[int, list[tuple[dict[str, Any], str]]] = {}
     for module in model.modules():
         for key, parameter in module._parameters.items():
@@ -129,7 +131,7 @@ def wrap_parameters(
                 homes.setdefault(id(parameter), []).append((module._parameters, key))
     given = []
     for name, parameter in model.named_parameters() if homes else ():
-        if id(parameter) in homes:
+        if id(parameter) in homes and name not in split:
             layout = layout_of(parameter)
             assert layout is not None
             inner = parameter.detach()  # shares the version counter

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -135,3 +136,32 @@ def summoned(me: Member) -> None:
 
 def test_full_parameters_are_dtensors_over_the_mesh(ranks):
     ranks(summoned, world=4)
+
+
+def in_slices(me: Member) -> None:
+    def slices(split: str, sharded: int) -> Any:
+        def plan(description: osdp.ModelDescription) -> osdp.Plan:
+            of = [o for o in description.operators if o.split_shape and "blocks" in o.name]
+            assert len(of) == 4 and all(math.prod(o.split_shape) == 64 for o in of)  # of this rank's part
+            choice = osdp.Choice("FULL_SHARD", granularity=4, sharded_slices=sharded, split=split)
+            return plans.apart(
+                osdp.Plan.uniform(description, "FULL_SHARD").replace({o.name: choice for o in of})
+            )
+
+        return plan
+
+    for split in ("out", "in"):
+        for sharded in (4, 2, 0):
+            with naming(f"split by {split}, {sharded} of 4 sharded"):
+                pair = pair_of(me, slices(split, sharded), sequence=sharded != 2)
+                pair.train(steps=2, micros=2, no_sync=sharded == 2)
+                pair.same_parameters()
+                state = pair.optimizer.state_dict()["state"]
+                for value in (v for entry in state.values() for v in entry.values()):
+                    if isinstance(value, DTensor):
+                        value.full_tensor()
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_slices_of_the_part_that_a_rank_holds(ranks, world):
+    ranks(in_slices, world=world)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 _CLASSES = ("DTensor", "AsyncCollectiveTensor")
 _LAYOUT = "_osdp_tensor_parallel"  # attribute of a plain parameter
@@ -95,6 +95,16 @@ def local_part(tensor: Any) -> Tensor:
         tensor = tensor.elem
     result: Tensor = tensor
     return result
+
+
+def under_fsdp2(model: nn.Module) -> str | None:
+    """The first module that torch's fully_shard has sharded, whose DTensors are not of tensor parallelism; None: none."""
+    for name, module in model.named_modules():
+        kinds: tuple[type, ...] = type(module).__mro__
+        torchs = any(k.__name__ == "FSDPModule" and k.__module__.startswith("torch.") for k in kinds)
+        if torchs and not getattr(type(module), "_osdp_fsdp_module", False):
+            return str(name)
+    return None
 
 
 def is_dtensor(tensor: object) -> bool:

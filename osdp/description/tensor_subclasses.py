@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _python_dispatch
 
-from osdp.base.tensor_parallel import Layout, is_dtensor, layout_of, local_part
+from osdp.base.tensor_parallel import Layout, is_dtensor, layout_of, local_part, under_fsdp2
 from osdp.errors import ShardingError
 
 
@@ -20,6 +20,11 @@ def refuse_tensor_subclasses(model: nn.Module) -> None:
     Their shape is not that of the stored data, so bytes would be counted, sent and sharded incorrectly. Parameters of
     tensor parallelism are the exception: of these, what this rank holds is described and sharded.
     """
+    if any(is_dtensor(p.data) for p in model.parameters()) and (inside := under_fsdp2(model)) is not None:
+        raise ShardingError(
+            f"{f'module {inside!r}' if inside else 'the model'} is sharded by torch's fully_shard, so its parameters are "
+            "DTensors of rows: pass the model as it was before"
+        )
     kind = [("parameter", model.named_parameters()), ("buffer", model.named_buffers())]
     for what, tensors in kind:
         for name, tensor in tensors:

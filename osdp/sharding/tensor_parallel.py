@@ -21,7 +21,7 @@ from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 
 from osdp import _C
-from osdp.base.tensor_parallel import Layout, layout_of, set_layout
+from osdp.base.tensor_parallel import Layout, layout_of, set_layout, under_fsdp2
 from osdp.description.tensor_subclasses import why_unsupported
 from osdp.errors import ShardingError
 
@@ -36,6 +36,8 @@ class LocalParts:
         self._homes: list[tuple[nn.Module, str, nn.Parameter]] = []
 
     def __enter__(self) -> LocalParts:
+        if under_fsdp2(self._model) is not None:
+            return self  # refused later, by name
         made: dict[int, nn.Parameter] = {}
         for prefix, module in self._model.named_modules():
             for key, parameter in module._parameters.items():

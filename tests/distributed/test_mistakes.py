@@ -11,6 +11,7 @@ from support.pair import Pair, naming
 from support.workload import Workload, vectors
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard as torchs_fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import osdp
@@ -325,9 +326,12 @@ def tensor_parallel(me: Member) -> None:
     mesh = DeviceMesh.from_group(me.group, "cpu")
     model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 2))
     model[1].weight = nn.Parameter(distribute_tensor(torch.randn(2, 4), mesh, [Shard(0)]))
-    for refuse in (osdp.describe, lambda m: osdp.FullyShardedDataParallel(m, me.group)):
-        with pytest.raises(osdp.ShardingError, match=r"parameter '1\.weight' is a DTensor"):
-            refuse(model)
+    with pytest.raises(osdp.ShardingError, match=r"parameter '1\.weight' is a DTensor over ranks \[0, 1\]"):
+        osdp.FullyShardedDataParallel(model, me.group)
+    torchs = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 2))
+    torchs_fully_shard(torchs[1], mesh=mesh)
+    with pytest.raises(osdp.ShardingError, match="module '1' is sharded by torch's fully_shard"):
+        osdp.describe(torchs)
     with pytest.raises(
         osdp.ShardingError, match=r"buffer 'adjacent' is a tensor of layout torch\.sparse_coo"
     ):
@@ -336,6 +340,9 @@ def tensor_parallel(me: Member) -> None:
         osdp.FullyShardedDataParallel(sparse, me.group)
 
 
-@pytest.mark.outcome("a `DTensor` parameter (tensor parallelism) or a sparse buffer", osdp.ShardingError)
+@pytest.mark.outcome(
+    "a `DTensor` parameter over the ranks that it would be sharded over, or a sparse buffer",
+    osdp.ShardingError,
+)
 def test_tensors_that_are_not_plain(ranks):
     ranks(tensor_parallel, world=2)

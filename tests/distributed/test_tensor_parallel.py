@@ -47,6 +47,7 @@ def every_mode(me: Member, sequence: bool, tied: bool) -> None:
             pair.same_parameters()
 
 
+@pytest.mark.outcome("`parallelize_module` over `mesh['tp']`, then `fully_shard` over `mesh['dp']`", "equal")
 @pytest.mark.parametrize(
     ("world", "sequence", "tied"), [(4, True, False), (4, False, True), (2, True, False)]
 )

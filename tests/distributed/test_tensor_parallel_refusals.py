@@ -62,5 +62,9 @@ def refused(me: Member) -> None:
     )
 
 
+@pytest.mark.outcome(
+    "`DTensor` parameters over several dimensions of a mesh, with Partial placements, or to be initialised",
+    osdp.ShardingError,
+)
 def test_bad_layouts_are_named_before_anything_is_changed(ranks):
     ranks(refused, world=4)

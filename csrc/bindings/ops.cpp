@@ -1,6 +1,7 @@
 // Bindings of csrc/ops: slice sources written in Python, and the callable that stands in for nn.Linear's
 // forward.
 #include <ATen/ATen.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <sstream>
@@ -88,6 +89,10 @@ struct SplitCall {
   }
 
   at::Tensor operator()(const at::Tensor& input) const {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        !c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode),
+        "osdp::split_linear cannot be transformed by torch.func; give the operator granularity 1 in the "
+        "plan");
     return ops::split_linear(input, weight, bias, out_features, in_features, granularity, split, source);
   }
 

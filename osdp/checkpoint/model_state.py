@@ -20,6 +20,7 @@ from osdp.errors import FormatError, ShardingError
 from osdp.ranks.rank_group import Together
 from osdp.sharding.nested_models import refuse_parts
 from osdp.sharding.sharded_model import sharded_of
+from osdp.sharding.torch_patches.states_of_optimizers import holds_states
 
 CHUNK_BYTES = (
     8 << 20
@@ -222,6 +223,7 @@ class State:
         optimizer, entry = self.optimizer, self.manifest.optimizer
         if optimizer is None or entry is None:
             return
+        holds_states(optimizer)
         names = _names(self.parameters, optimizer)
         for group, options in zip(optimizer.param_groups, self.options, strict=True):
             group.update(options)

@@ -51,12 +51,24 @@ class Layout:
         """This rank's part of a tensor of the full shape: a view."""
         for axis, placement in enumerate(self.placements):
             if placement.is_shard():
-                size, rank = self.mesh.size(axis), self.mesh.get_local_rank(axis)
-                chunk = -(-full.shape[placement.dim] // size)
-                begin = min(chunk * rank, full.shape[placement.dim])
-                length = min(chunk, full.shape[placement.dim] - begin)
+                begin, length = self._range(axis, full.shape[placement.dim])
                 full = full.narrow(placement.dim, begin, length)
         return full
+
+    def begins(self) -> tuple[int, ...]:
+        """Where this rank's part begins in the whole, by dimension."""
+        begins, sizes = [0] * len(self.shape), list(self.shape)
+        for axis, placement in enumerate(self.placements):
+            if placement.is_shard():
+                begin, sizes[placement.dim] = self._range(axis, sizes[placement.dim])
+                begins[placement.dim] += begin
+        return tuple(begins)
+
+    def _range(self, axis: int, length: int) -> tuple[int, int]:
+        """Begin and length of this rank's part of a dimension."""
+        chunk = -(-length // self.mesh.size(axis))
+        begin = min(chunk * self.mesh.get_local_rank(axis), length)
+        return begin, min(chunk, length - begin)
 
     def wrap(self, local: Tensor) -> Any:
         """The DTensor of which `local` is this rank's part; it shares its memory and has no gradient."""

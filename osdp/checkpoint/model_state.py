@@ -275,11 +275,6 @@ def layout_of(model: nn.Module) -> Layout:
             "A checkpoint",
             "Save model.state_dict() on each rank, or each part by itself, in a directory per group",
         )
-        if sharded.tensor_parallel:
-            raise ShardingError(
-                "osdp.save and osdp.load do not know the parts of tensor parallelism yet: use torch.distributed.checkpoint "
-                "with torch.distributed.checkpoint.state_dict, or model.state_dict(), whose tensors are full"
-            )
         return sharded
     for name, module in unwrapped(model).named_modules():
         if sharded_of(module) is not None:

@@ -32,6 +32,7 @@ from osdp.checkpoint.reading import Reading, check, check_files, fill, readings
 from osdp.checkpoint.saving import Saving, typed_do
 from osdp.errors import FormatError
 from osdp.ranks.rank_group import Together
+from osdp.sharding.parameter_meshes import all_ranks
 from osdp.sharding.sharded_model import sharded_of
 
 _WHOLE = 1 << 62  # bytes: pieces are filled undivided
@@ -109,8 +110,9 @@ def load(
 
 
 def group_of(model: nn.Module) -> dist.ProcessGroup | None:
+    """The ranks that together hold the model; None: it is not sharded."""
     sharded = sharded_of(model)
-    return None if sharded is None else sharded.group
+    return None if sharded is None else all_ranks(sharded)
 
 
 def opened(directory: str | os.PathLike[str]) -> tuple[Folder, Manifest, int]:

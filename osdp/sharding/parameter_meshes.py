@@ -34,6 +34,16 @@ def mesh_of(parameter: ShardedParameter) -> DeviceMesh:
     return made[both]
 
 
+def all_ranks(sharded: Sharded) -> dist.ProcessGroup:
+    """The group of all ranks that hold a part of the model: with tensor parallelism more than it is sharded over.
+    Collective where the group is made."""
+    for name in sharded.index if sharded.tensor_parallel else ():
+        if sharded.layout(name) is not None:
+            ranks = mesh_of(sharded_parameter(sharded, name)).mesh.flatten().tolist()
+            return group_of_ranks(sorted(ranks))
+    return sharded.group
+
+
 def make_meshes(sharded: Sharded) -> None:
     """Those of parameters of tensor parallelism, so that no state dict of rows communicates for one. Called once."""
     for name in sharded.index:

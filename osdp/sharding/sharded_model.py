@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 from weakref import WeakKeyDictionary, WeakSet, ref
 
@@ -40,6 +41,25 @@ class ModuleTree(Protocol):
     def join(self, model: nn.Module, new: dict[str, nn.Parameter]) -> None: ...
 
     def look_between_steps(self, model: nn.Module) -> None: ...
+
+
+@dataclass(frozen=True)
+class PartPiece:
+    """A _C.Piece of the part of a parameter that tensor parallelism gives this rank, at its place in the whole."""
+
+    piece: _C.Piece
+    global_offsets: tuple[int, ...]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(self.piece.sizes)
+
+    @property
+    def replicated(self) -> bool:
+        return self.piece.replicated
+
+    def view(self, local: Tensor) -> Tensor:
+        return self.piece.view(local)
 
 
 class Sharded:
@@ -98,10 +118,18 @@ class Sharded:
         """Parameter names, as in `named_parameters()` of the unwrapped model."""
         return list(self.index)
 
-    def pieces(self, name: str) -> list[_C.Piece]:
+    def pieces(self, name: str) -> Sequence[Any]:
         """The boxes of the full parameter that this rank holds, each with global_offsets, sizes, replicated
         and view(local)."""
-        return self.runtime.pieces(self.index[name])
+        pieces: Sequence[Any] = self.runtime.pieces(self.index[name])
+        layout = self.layout(name)
+        if layout is None or not layout.divided:
+            return pieces
+        begins = layout.begins()
+        return [
+            PartPiece(piece, tuple(map(sum, zip(piece.global_offsets, begins, strict=True))))
+            for piece in pieces
+        ]
 
     def full_shape(self, name: str) -> tuple[int, ...]:
         layout = self.layout(name)

@@ -44,23 +44,24 @@ def one_call(me: Member, **options: Any) -> torch.nn.Module:
     return osdp.FullyShardedDataParallel(model, device_mesh=mesh["dp"], **options)
 
 
-def wrapped(me: Member) -> None:
-    for name, build in {
+def wrapped(me: Member, count: int) -> None:
+    kinds: dict[str, Any] = {
         "blocks, then the model": lambda: by_blocks(me, osdp.fully_shard),
         "tied": lambda: by_blocks(me, osdp.fully_shard, tied=True),
         "kept after forward": lambda: by_blocks(me, osdp.fully_shard, reshard_after_forward=False),
         "the class": lambda: one_call(me),
         "the class with memory": lambda: one_call(me, memory="1GiB"),
-    }.items():
+    }
+    for name, build in list(kinds.items())[:count]:
         with naming(name):
             pair = TensorPair(build(), net(tied=name == "tied"), me.rank // 2, me.world // 2)
             pair.train()
             pair.same_parameters()
 
 
-@pytest.mark.parametrize("world", [2, 4])
-def test_both_drop_ins_train_as_one_process(ranks, world):
-    ranks(wrapped, world=world)
+@pytest.mark.parametrize(("world", "count"), [(2, 1), (4, 5)])
+def test_both_drop_ins_train_as_one_process(ranks, world, count):
+    ranks(wrapped, count, world=world)
 
 
 def step_of(model: Any, optimizer: torch.optim.Optimizer, me: Member, step: int) -> None:
@@ -195,3 +196,46 @@ def in_lines(me: Member) -> None:
 
 def test_hybrid_state_dicts_are_laid_out_as_fsdp2s(ranks):
     ranks(in_lines, world=4)
+
+
+def own_files(me: Member, folder: str) -> None:
+    def by_plan(mode: str) -> Any:
+        mesh = mesh_of(me, 2, 2)
+        model = parallelized(net(seed=3), mesh["tp"])
+        osdp.fully_shard(model, osdp.Plan.uniform(osdp.describe(model), mode), device_mesh=mesh["dp"])
+        return model
+
+    source = by_blocks(me, osdp.fully_shard)
+    trained = adamw(source.parameters())
+    step_of(source, trained, me, 0)
+    osdp.save(source, trained, folder)
+    step_of(source, trained, me, 1)
+    wanted = source.state_dict()
+    alone = mesh_of(me, 1, 4)
+    targets = {
+        "whole over dp": by_plan("NO_SHARD"),
+        "no tensor parallelism": osdp.fully_shard(net(seed=3), process_group=me.group),
+        "tensor parallelism alone": osdp.fully_shard(
+            parallelized(net(seed=3), alone["tp"], sequence=False), mesh=alone["dp"]
+        ),
+    }
+    for name, target in targets.items():
+        with naming(name):
+            optimizer = adamw(target.parameters())
+            osdp.load(target, optimizer, folder)
+            whole = tokens(1, 4), tokens(51, 4)  # what all ranks of `source` saw together
+            parts, rank = (2, me.rank // 2) if name == "whole over dp" else (1, 0)
+            batch, targets_ = (t.chunk(parts)[rank] for t in whole)
+            loss(target(batch), targets_).backward()
+            optimizer.step()
+            for key, value in full(target.state_dict()).items():
+                close(value, full(wanted)[key], 1e-9, key)
+    osdp.save(targets["whole over dp"], None, folder + "-again")
+    plain = net(seed=9)
+    osdp.load(plain, None, folder + "-again")
+    for key, value in full(targets["whole over dp"].state_dict()).items():
+        close(value, plain.state_dict()[key], 0, key)
+
+
+def test_own_checkpoints_go_into_other_degrees(ranks, tmp_path):
+    ranks(own_files, str(tmp_path / "step"), world=4)

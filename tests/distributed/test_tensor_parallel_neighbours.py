@@ -180,8 +180,6 @@ def methods(me: Member) -> None:
             x = torch.ones(2, 8, dtype=torch.float64)
             with pytest.raises(osdp.ShardingError):
                 model.loss_of(x)
-            with pytest.raises(osdp.ShardingError, match=r"osdp\.save"):
-                osdp.save(model, None, "/nonexistent")
 
 
 def test_values_are_not_taken_for_this_ranks_part(ranks):

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from osdp.hardware.hardware import Hardware as Hardware
     from osdp.plan.choice import Choice as Choice
     from osdp.plan.mixed_precision import MixedPrecision as MixedPrecision
+    from osdp.plan.parallel_plan import ParallelPlan as ParallelPlan
     from osdp.plan.plan import Plan as Plan
     from osdp.planning.frontier import frontier as frontier
     from osdp.planning.search import search as search
@@ -64,6 +65,7 @@ _PUBLIC = {
     "ModelDescription": "description.model_description",
     "Hardware": "hardware.hardware",
     "Plan": "plan.plan",
+    "ParallelPlan": "plan.parallel_plan",
     "Choice": "plan.choice",
     "describe": "description.describe",
     "profile": "profiling.profile",
@@ -114,6 +116,7 @@ __all__ = [
     "OSDPError",
     "OrderError",
     "OutOfMemoryError",
+    "ParallelPlan",
     "Plan",
     "PlanMismatchError",
     "ProcessGroupError",
@@ -145,6 +148,8 @@ later_methods.implement(
         "describe": "osdp.planning.low_precision.described",
         "Plan.units_of": "osdp.planning.plan_builder.units_of",
         "Plan.simulate": "osdp.planning.simulate.simulate",
+        "ParallelPlan.simulate": "osdp.planning.degrees.replay.simulate",
+        "ParallelPlan.__rich__": "osdp.show.parallel_plan.render",
         "Plan.frontier": "osdp.planning.frontier.frontier",
         "Plan.explain": "osdp.show.explain.explain",
         "Plan.diff": "osdp.show.diff.diff",

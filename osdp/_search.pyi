@@ -28,17 +28,21 @@ __all__: list[str] = [
     "Model",
     "OBJECTIVES",
     "Operator",
+    "PassEvent",
     "Place",
     "Plan",
     "Planner",
+    "PlayedSchedule",
     "PlayedStep",
     "Proof",
     "Protocol",
     "RECOMPUTES",
     "Request",
+    "SCHEDULES",
     "SPLITS",
     "Schedule",
     "Solution",
+    "StageTimes",
     "Tensor",
     "Timeline",
     "TimelineEvent",
@@ -48,7 +52,12 @@ __all__: list[str] = [
     "check",
     "check_plan",
     "check_table",
+    "collective_s",
     "group_units",
+    "most_in_flight",
+    "part_of_manner",
+    "part_of_model",
+    "play_schedule",
     "proven_bound_ps",
     "proven_lower_bound",
     "schedule",
@@ -249,11 +258,15 @@ class Request:
         find_smallest: bool = False,
         depth_first: bool,
         smallest_first: bool,
+        in_flight: typing.SupportsInt | typing.SupportsIndex = 1,
+        stage_micro_batches: typing.SupportsInt | typing.SupportsIndex = 0,
     ) -> None: ...
     @property
     def batches(self) -> list[Batch]: ...
     @batches.setter
     def batches(self, arg0: collections.abc.Sequence[Batch]) -> None: ...
+    @property
+    def device(self) -> Device: ...
     @property
     def limit_bytes(self) -> int: ...
     @limit_bytes.setter
@@ -389,6 +402,11 @@ class PlayedStep:
     @property
     def optimizer_ps(self) -> int: ...
     @property
+    def passes_ps(self) -> list[int]:
+        """
+        Forward and backward of each micro-batch that was played: of many, the first three.
+        """
+    @property
     def peak_bytes(self) -> int: ...
     @property
     def step_ps(self) -> int: ...
@@ -426,7 +444,12 @@ class Wish:
         gap: typing.SupportsFloat | typing.SupportsIndex = 0.005,
         time_limit_s: typing.SupportsFloat | typing.SupportsIndex = 0.0,
         work: typing.SupportsInt | typing.SupportsIndex = 500000000,
+        played_operators: typing.SupportsInt | typing.SupportsIndex = 160000,
     ) -> None: ...
+    @property
+    def played_operators(self) -> int: ...
+    @played_operators.setter
+    def played_operators(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
     @property
     def time_limit_s(self) -> float: ...
     @time_limit_s.setter
@@ -457,9 +480,10 @@ class Answer:
         peak_bytes: typing.SupportsInt | typing.SupportsIndex,
         limit_bytes: typing.SupportsInt | typing.SupportsIndex,
         played: PlayedStep,
+        proof: Proof = ...,
     ) -> None:
         """
-        That of a plan which was found before, without a proof.
+        That of a plan which was found otherwise, with what another answer proves of all.
         """
     def throughput(self, ranks: typing.SupportsInt | typing.SupportsIndex) -> float: ...
     @property
@@ -612,6 +636,55 @@ class Solution:
     @property
     def time(self) -> int: ...
 
+class StageTimes:
+    """
+    What a stage of a pipeline takes, in picoseconds.
+    """
+    def __init__(
+        self,
+        *,
+        first_forward_ps: typing.SupportsInt | typing.SupportsIndex,
+        forward_ps: typing.SupportsInt | typing.SupportsIndex,
+        backward_ps: typing.SupportsInt | typing.SupportsIndex,
+        last_backward_ps: typing.SupportsInt | typing.SupportsIndex,
+        optimizer_ps: typing.SupportsInt | typing.SupportsIndex,
+        send_activations_ps: typing.SupportsInt | typing.SupportsIndex = 0,
+        send_gradients_ps: typing.SupportsInt | typing.SupportsIndex = 0,
+    ) -> None: ...
+    @property
+    def backward_ps(self) -> int: ...
+    @property
+    def first_forward_ps(self) -> int: ...
+    @property
+    def forward_ps(self) -> int: ...
+    @property
+    def last_backward_ps(self) -> int: ...
+    @property
+    def optimizer_ps(self) -> int: ...
+
+class PassEvent:
+    """
+    One pass of one micro-batch through a stage.
+    """
+    @property
+    def begin_ps(self) -> int: ...
+    @property
+    def end_ps(self) -> int: ...
+    @property
+    def forward(self) -> bool: ...
+    @property
+    def micro_batch(self) -> int: ...
+    @property
+    def stage(self) -> int: ...
+
+class PlayedSchedule:
+    @property
+    def busy_ps(self) -> list[int]: ...
+    @property
+    def events(self) -> list[PassEvent]: ...
+    @property
+    def step_ps(self) -> int: ...
+
 def built_with() -> str:
     """
     The version of torch that the extension was compiled against.
@@ -657,6 +730,11 @@ def check_table(
     lower_bound: typing.SupportsInt | typing.SupportsIndex,
     multiplier: tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex],
 ) -> str: ...
+def collective_s(device: Device, kind: str, bytes: typing.SupportsInt | typing.SupportsIndex) -> float:
+    """
+    Seconds of one collective of so many bytes over all ranks.
+    """
+
 def group_units(
     places: collections.abc.Sequence[Place],
     choices: collections.abc.Sequence[Choice],
@@ -664,6 +742,39 @@ def group_units(
     small: typing.SupportsInt | typing.SupportsIndex,
     most: typing.SupportsInt | typing.SupportsIndex,
 ) -> list[list[int]]: ...
+def most_in_flight(
+    schedule: str,
+    stages: typing.SupportsInt | typing.SupportsIndex,
+    stage: typing.SupportsInt | typing.SupportsIndex,
+    micro_batches: typing.SupportsInt | typing.SupportsIndex,
+) -> int:
+    """
+    Micro-batches whose activations a stage holds at most.
+    """
+
+def part_of_manner(
+    manner: Manner, chosen: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
+) -> Manner: ...
+def part_of_model(
+    model: Model,
+    chosen: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    input_bytes_per_sample: typing.SupportsInt | typing.SupportsIndex,
+    buffer_bytes: typing.SupportsInt | typing.SupportsIndex,
+) -> Model:
+    """
+    The operators at these positions, and the blocks that they are in.
+    """
+
+def play_schedule(
+    schedule: str,
+    stages: collections.abc.Sequence[StageTimes],
+    micro_batches: typing.SupportsInt | typing.SupportsIndex,
+    record: bool = False,
+) -> PlayedSchedule:
+    """
+    A step of a pipeline: csrc/search/pipeline/schedule.hpp.
+    """
+
 def proven_bound_ps(
     model: Model,
     request: Request,
@@ -733,4 +844,5 @@ MODES: tuple = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD")
 MOST_BATCH: int = 65536
 OBJECTIVES: tuple = ("throughput", "memory", "batch")
 RECOMPUTES: tuple = ("none", "hold", "regather")
+SCHEDULES: tuple = ("1f1b", "gpipe")
 SPLITS: tuple = ("none", "out", "in")

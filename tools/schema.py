@@ -12,9 +12,15 @@ from pathlib import Path
 from osdp.base.schema import json_schema
 from osdp.description.model_description import ModelDescription
 from osdp.hardware.hardware import Hardware
+from osdp.plan.parallel_plan import ParallelPlan
 from osdp.plan.plan import Plan
 
-KINDS: dict[str, type] = {"plan": Plan, "description": ModelDescription, "hardware": Hardware}
+KINDS: dict[str, type] = {
+    "plan": Plan,
+    "parallel-plan": ParallelPlan,
+    "description": ModelDescription,
+    "hardware": Hardware,
+}
 SCHEMAS = Path(__file__).resolve().parent.parent / "osdp" / "schemas"
 
 

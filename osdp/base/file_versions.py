@@ -33,6 +33,7 @@ STEPS: dict[str, tuple[Step, ...]] = {
     "checkpoint": (),
     "description": (),
     "hardware": (),
+    "parallel-plan": (),
     "plan": (),
 }
 

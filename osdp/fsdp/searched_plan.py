@@ -49,7 +49,7 @@ def searched_plan(module: nn.Module, options: Options, separate: SeparateParts) 
                 hardware=options.hardware,
                 **told,
             )
-        return plan.dumps()
+        return str(plan.dumps())
 
     text = together.do("searching for a plan", found)
     return Plan.loads(together.all(text)[0])

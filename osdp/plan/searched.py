@@ -7,6 +7,7 @@ from typing import Annotated
 
 from osdp import _search
 from osdp.base.schema import AtLeast
+from osdp.plan.stage import Stage
 
 COSTS = ("osdp", "paper")
 METHODS = ("exact", "dfs", "dfs-smallest-first")
@@ -47,3 +48,4 @@ class Searched:
     kernels_batch: Annotated[int, AtLeast(1)] | None = None
     gap: Annotated[float, AtLeast(0)] = 0.005  # of the simulated step and its bound, at which the search ends
     cost_version: Annotated[int, AtLeast(1)] = COST_VERSION  # Note [Cost versions]
+    stage: Stage | None = None  # of a pipeline or a tensor-parallel group; None: neither

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -14,6 +14,7 @@ from osdp.errors import InvalidProblemError
 from osdp.hardware.hardware import Collective, Hardware, Protocol
 from osdp.plan.precisions import PRECISIONS
 from osdp.plan.searched import Searched
+from osdp.plan.stage import OperatorCollectives, Stage
 from osdp.plan.unit_grouping import BUCKET_BYTES, places_of
 from osdp.plan.whole_operators import whole_operators
 from osdp.planning.device_memory import Term, memory_terms
@@ -34,12 +35,14 @@ def make_model(
     whole: Sequence[str] = (),
     beside_tensors: int = 0,
     batch_size: int | None = None,
+    collectives: Mapping[str, OperatorCollectives] | None = None,
 ) -> _search.Model:
     """The description with the machine's computation times, those of kernels exact at `batch_size` (Note [Times of
     kernels]). Raises InvalidProblemError naming the operator.
 
     `whole`: patterns of modules and parameters that are always NO_SHARD (`whole_operators`).
     `beside_tensors`: total bytes that the device holds besides tensors (see `beside_tensors`).
+    `collectives`: of operators whose ranks compute them together; computation waits for these.
     """
     block_index = {b.name: i for i, b in enumerate(description.blocks)}
     named = whole_operators(description, whole)
@@ -49,6 +52,9 @@ def make_model(
     for o in description.operators:
         times = compute_s(o, hardware, dtypes[o.name], description, batch_size)
         op = _operator(o, block_index, precision, o.name in named, times)
+        if collectives and (waits := collectives.get(o.name)) is not None:
+            op.compute_s_fixed += waits.forward_s + waits.backward_s
+            op.recompute_s_fixed += waits.forward_s
         if o.split_shape is not None and o.name not in hardware.gamma_s:
             alike = (o.forward_kernels, o.backward_kernels, o.split_shape, o.calls, dtypes[o.name])
             if alike not in thin:
@@ -60,10 +66,17 @@ def make_model(
                 thin[alike] = slices_s(o, description, hardware, rate, batch, wide)
             op.slices_s = thin[alike]
         operators.append(op)
+    return _search.Model(operators, *around_operators(description, beside_tensors))
+
+
+def around_operators(
+    description: ModelDescription, beside_tensors: int
+) -> tuple[list[tuple[str, int]], int, int]:
+    """Of a core model: blocks, bytes held of each sample, and bytes held always."""
     blocks = [(b.name, b.input_bytes_per_sample) for b in description.blocks]
     held = description.input_bytes_per_sample + description.output_bytes_per_sample
     buffers = sum(o.buffer_bytes for o in description.operators)
-    return _search.Model(operators, blocks, held, buffers + beside_tensors)
+    return blocks, held, buffers + beside_tensors
 
 
 def beside_tensors(
@@ -73,6 +86,7 @@ def beside_tensors(
     hosts: int,
     optimizer: str,
     separate_reductions: bool,
+    stage: Stage | None = None,
 ) -> tuple[Term, ...]:
     """Memory that a rank's device holds besides tensors in every phase: `osdp.planning.device_memory`."""
     state = OPTIMIZER_STATE.get(optimizer, 0)
@@ -83,6 +97,7 @@ def beside_tensors(
         hosts=hosts,
         state=state,
         separate_reductions=separate_reductions,
+        other_groups=0 if stage is None else (stage.tensor_parallel > 1) + (stage.stages > 1),
     )
 
 
@@ -129,6 +144,8 @@ def make_request(
         buffers=_buffers(searched.prefetch, hardware.device),
         depth_first=searched.method != "exact",
         smallest_first=searched.method == "dfs-smallest-first",
+        in_flight=1 if searched.stage is None else searched.stage.in_flight,
+        stage_micro_batches=0 if searched.stage is None else searched.stage.micro_batches,
     )
 
 

@@ -43,13 +43,14 @@ def memory_terms(
     hosts: int = 1,
     state: int = 2,
     separate_reductions: bool = False,
+    other_groups: int = 0,
 ) -> tuple[Term, ...]:
     """The nonzero terms of one rank; none on a CPU. `state`: number of optimizer state tensors per
-    parameter."""
+    parameter. `other_groups`: process groups of a stage besides its data-parallel one."""
     m = hardware.device_memory
     levels = 1 if hosts == 1 else 3  # all ranks; inside and between hosts
     apart = 0 if not separate_reductions else 1 if hosts == 1 else 2  # all ranks; inside hosts
-    groups = 0 if ranks == 1 else 1 + levels + apart
+    groups = other_groups + (0 if ranks == 1 else 1 + levels + apart)
     pools = 3 if separate_reductions else 2  # the caller's stream's and the lanes' that allocate
     tensors = sum(
         2 + state + _SMALL_STATES if p.trainable else 1 for o in description.operators for p in o.parameters
@@ -61,7 +62,8 @@ def memory_terms(
             groups * m.communicator_bytes,
             f"{groups}: the caller's and OSDP's"
             + (", and one inside and one between hosts" if hosts > 1 else "")
-            + (", and those of reductions" if apart else ""),
+            + (", and those of reductions" if apart else "")
+            + (", and those of tensor parallelism and between stages" if other_groups else ""),
         ),
         Term(
             "workspaces",

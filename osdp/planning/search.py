@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, overload
 
 from osdp import _search
 from osdp.base.byte_sizes import parse_bytes
@@ -13,6 +13,7 @@ from osdp.base.warned import warn
 from osdp.description.model_description import ModelDescription
 from osdp.errors import DescribeError, InvalidProblemError
 from osdp.hardware.hardware import Hardware
+from osdp.plan.parallel_plan import ParallelPlan
 from osdp.plan.plan import Plan
 from osdp.plan.precisions import PRECISIONS
 from osdp.plan.searched import COST_VERSION, COSTS, METHODS, OBJECTIVES, Searched
@@ -35,6 +36,8 @@ from osdp.planning.arguments import (
     ranks_of,
     this_machine,
 )
+from osdp.planning.degrees.arguments import degrees_asked, searched_degrees
+from osdp.planning.degrees.stage_search import Manner
 from osdp.planning.objectives import best_plan
 from osdp.planning.search_problem import SearchProblem
 from osdp.planning.search_space import choose_space
@@ -43,6 +46,70 @@ if TYPE_CHECKING:
     from torch import nn
 
     from osdp.planning.arguments import Sample
+
+
+@overload
+def search(
+    model_or_desc: nn.Module | ModelDescription,
+    sample: Sample = None,
+    memory: int | float | str | None = None,
+    world_size: int | None = None,
+    hardware: Hardware | str | os.PathLike[str] | None = None,
+    batch_size: int | str | None = None,
+    global_batch_size: int | None = None,
+    optimizer: str = "adamw",
+    precision: str = "fp32",
+    granularity: str | int | Sequence[int] = "auto",
+    checkpoint: str | bool | Sequence[str] = "auto",
+    modes: str | Sequence[str] = "auto",
+    cost: str = "osdp",
+    method: str = "exact",
+    time_limit: float | None = None,
+    *,
+    hosts: int = 1,
+    prefetch: int = 1,
+    separate_reductions: bool = False,
+    objective: str = "throughput",
+    at_least: float | None = None,
+    whole: str | Sequence[str] = (),
+    gap: float = 0.005,
+    tensor_parallel: None = None,
+    pipeline_parallel: None = None,
+    tp_plan: None = None,
+    schedule: str = "1f1b",
+) -> Plan: ...
+
+
+@overload
+def search(
+    model_or_desc: nn.Module | ModelDescription,
+    sample: Sample = None,
+    memory: int | float | str | None = None,
+    world_size: int | None = None,
+    hardware: Hardware | str | os.PathLike[str] | None = None,
+    batch_size: int | str | None = None,
+    global_batch_size: int | None = None,
+    optimizer: str = "adamw",
+    precision: str = "fp32",
+    granularity: str | int | Sequence[int] = "auto",
+    checkpoint: str | bool | Sequence[str] = "auto",
+    modes: str | Sequence[str] = "auto",
+    cost: str = "osdp",
+    method: str = "exact",
+    time_limit: float | None = None,
+    *,
+    hosts: int = 1,
+    prefetch: int = 1,
+    separate_reductions: bool = False,
+    objective: str = "throughput",
+    at_least: float | None = None,
+    whole: str | Sequence[str] = (),
+    gap: float = 0.005,
+    tensor_parallel: int | str | None = None,
+    pipeline_parallel: int | str | None = None,
+    tp_plan: Mapping[str, Any] | None = None,
+    schedule: str = "1f1b",
+) -> Plan | ParallelPlan: ...
 
 
 def search(
@@ -69,7 +136,11 @@ def search(
     at_least: float | None = None,
     whole: str | Sequence[str] = (),
     gap: float = 0.005,
-) -> Plan:
+    tensor_parallel: int | str | None = None,
+    pipeline_parallel: int | str | None = None,
+    tp_plan: Mapping[str, Any] | None = None,
+    schedule: str = "1f1b",
+) -> Plan | ParallelPlan:
     """Find the plan with the best throughput whose predicted peak memory per rank is at most `memory`.
 
     Steps are simulated event by event (`Plan.simulate`). No plan in the search space has a step that is faster than a
@@ -115,6 +186,12 @@ def search(
         (NO_SHARD), for optimizers that need whole matrices. `*` matches dots too, a module's name stands for all its
         parameters, and a pattern that matches one parameter of an operator applies to the whole operator.
     gap: the search ends when its plan's simulated step is within this fraction of the bound. 0: it tries as long as it can.
+    tensor_parallel, pipeline_parallel: how many ranks share each operator, and how many stages there are; "auto": the
+        best of all that are possible. With either, the result is a ParallelPlan: degrees, stages, and a plan for each
+        over the ranks that are left (docs/degrees.md). It needs `global_batch_size`; `batch_size` is a micro-batch's.
+    tp_plan: which operators the ranks of a tensor-parallel group share, as torch's `parallelize_module` takes it: styles
+        by pattern of module names, or strings ("colwise", "rowwise"). By default that of a model of `transformers`.
+    schedule: of stages, "1f1b" or "gpipe".
 
     After `time_limit`, or Ctrl-C, the best plan so far is returned; `plan.certificate.gap` says how much faster another plan
     might be.
@@ -135,6 +212,7 @@ def search(
     if at_least is not None and not 0 < at_least < 1e15:
         raise InvalidProblemError(f"at_least must be a positive number of samples/s, got {at_least}")
     check_time_limit(time_limit)
+    degrees = degrees_asked(tensor_parallel, pipeline_parallel, tp_plan)
     if isinstance(gap, bool) or not 0 <= gap < 1:
         raise InvalidProblemError(f"gap must be at least 0 and less than 1, got {gap}")
     machine = this_machine(model_or_desc, sample) if hardware == THIS_MACHINE else machine_of(hardware)
@@ -160,34 +238,49 @@ def search(
     if not isinstance(separate_reductions, bool):
         raise InvalidProblemError(f"separate_reductions must be True or False, got {separate_reductions!r}")
     space = choose_space(modes, granularity, checkpoint, cost, hosts)
-    batches_of(batch_size, global_batch_size, ranks)  # raises for impossible sizes
-    problem = SearchProblem(
-        description,
-        machine,
-        ranks,
-        optimizer,
-        precision,
-        cost,
-        separate_reductions,
-        Searched(
-            modes=space.modes,
-            granularity=space.granularities,
-            small_unit_bytes=small_unit_bytes(machine, ranks, hosts),
-            checkpoint=space.checkpoint,
-            batch_size=None if isinstance(batch_size, str) else integer(batch_size, "batch_size"),
-            global_batch_size=global_batch_size,
-            hosts=hosts,
-            prefetch=prefetch,
-            objective=objective,
-            at_least=at_least,
-            method=method,
-            time_limit_s=time_limit,
-            whole=patterns_of(whole),
-            gap=gap,
-        ),
+    searched = Searched(
+        modes=space.modes,
+        granularity=space.granularities,
+        small_unit_bytes=small_unit_bytes(machine, ranks, hosts),
+        checkpoint=space.checkpoint,
+        batch_size=None if isinstance(batch_size, str) else integer(batch_size, "batch_size"),
+        global_batch_size=global_batch_size,
+        hosts=hosts,
+        prefetch=prefetch,
+        objective=objective,
+        at_least=at_least,
+        method=method,
+        time_limit_s=time_limit,
+        whole=patterns_of(whole),
+        gap=gap,
     )
     try:
-        return best_plan(problem, limit)
+        if degrees:
+            if cost != "osdp" or objective != "throughput":
+                raise InvalidProblemError(
+                    "degrees are searched with cost='osdp' and objective='throughput' only"
+                )
+            return searched_degrees(
+                model_or_desc,
+                description,
+                machine,
+                Manner(optimizer, precision, limit, searched, separate_reductions),
+                ranks=ranks,
+                hosts=hosts,
+                tensor=tensor_parallel,
+                pipeline=pipeline_parallel,
+                tp_plan=tp_plan,
+                schedule=schedule,
+                batch_size=batch_size,
+                global_batch_size=global_batch_size,
+            )
+        batches_of(batch_size, global_batch_size, ranks)  # raises for impossible sizes
+        return best_plan(
+            SearchProblem(
+                description, machine, ranks, optimizer, precision, cost, separate_reductions, searched
+            ),
+            limit,
+        )
     except _search.InvalidProblem as e:
         raise InvalidProblemError(str(e)) from None
 

@@ -12,7 +12,13 @@ from osdp.hardware.hardware import Hardware
 from osdp.plan.plan import Plan
 from osdp.plan.searched import OBJECTIVES, Searched
 from osdp.planning.arguments import batches_of
-from osdp.planning.core_inputs import beside_tensors, make_manner, make_model, make_request
+from osdp.planning.core_inputs import (
+    around_operators,
+    beside_tensors,
+    make_manner,
+    make_model,
+    make_request,
+)
 from osdp.planning.device_memory import total
 
 
@@ -53,35 +59,58 @@ class SearchProblem:
     @cached_property
     def planner(self) -> _search.Planner:
         """The C++ planner of this problem."""
-        hosts, searched = self.searched.hosts, self.searched
-        beside = beside_tensors(
-            self.description, self.hardware, self.ranks, hosts, self.optimizer, self.separate_reductions
-        )
+        searched = self.searched
         model = make_model(
             self.description,
             self.hardware,
             self.precision,
             searched.whole,
-            total(beside),
+            self._beside_tensors(),
             self.kernels_batch(),
+            None if searched.stage is None else searched.stage.collectives,
         )
+        return self.planner_of(model, self.manner())
+
+    def planner_of(self, model: _search.Model, manner: _search.Manner) -> _search.Planner:
+        """The same of a model and a manner that were made otherwise."""
         request = make_request(
             self.description,
             self.hardware,
-            searched,
+            self.searched,
             ranks=self.ranks,
             optimizer=self.optimizer,
             precision=self.precision,
             cost=self.cost,
         )
-        manner = make_manner(
+        return _search.Planner(model, request, manner)
+
+    def manner(self) -> _search.Manner:
+        """How the runtime carries out its plans."""
+        return make_manner(
             self.description,
             self.hardware,
-            searched,
+            self.searched,
             precision=self.precision,
             separate_reductions=self.separate_reductions,
         )
-        return _search.Planner(model, request, manner)
+
+    def around_operators(self) -> tuple[list[tuple[str, int]], int, int]:
+        """What a core model has besides operators."""
+        return around_operators(self.description, self._beside_tensors())
+
+    def _beside_tensors(self) -> int:
+        hosts, searched = self.searched.hosts, self.searched
+        return total(
+            beside_tensors(
+                self.description,
+                self.hardware,
+                self.ranks,
+                hosts,
+                self.optimizer,
+                self.separate_reductions,
+                searched.stage,
+            )
+        )
 
     def kernels_batch(self) -> int:
         """The batch at which kernels' times are exact: Note [Times of kernels] in core_inputs.py."""

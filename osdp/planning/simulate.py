@@ -68,6 +68,7 @@ def _problem(
         batch_size=plan.searched.batch_size if plan.searched is not None else plan.batch_size,
         hosts=hosts or (plan.searched.hosts if plan.searched is not None else 1),
         prefetch=plan.prefetch,
+        stage=plan.searched.stage if plan.searched is not None else None,
     )
     problem = SearchProblem(
         plan.description,

@@ -10,17 +10,19 @@ from osdp import _search
 from osdp.errors import InfeasibleError, InvalidProblemError, PlanMismatchError
 from osdp.hardware.hardware import check_hardware
 from osdp.plan.certificate import Certificate
+from osdp.plan.parallel_plan import ParallelPlan
 from osdp.plan.plan import Plan
 from osdp.plan.searched import COST_VERSION, Searched
 from osdp.plan.validation import problems
 from osdp.planning.core_choices import core_plan
+from osdp.planning.degrees.replay import verify as verify_parallel
 from osdp.planning.plan_builder import bound_request, checked_bound_ps, plan_of
 from osdp.planning.search import search_again
 from osdp.planning.search_problem import SearchProblem
 from osdp.planning.search_space import choose_space
 
 
-def verify(plan: Plan, *, search: bool = False) -> str:
+def verify(plan: Plan | ParallelPlan, *, search: bool = False) -> str:
     """Check every claim of a plan from the plan alone. Returns "" if all hold, else what is false.
 
     Everything follows from `description`, `hardware` and the other arguments of the search, and from the decisions
@@ -30,13 +32,15 @@ def verify(plan: Plan, *, search: bool = False) -> str:
 
     Where the search claims more, since it also lists plans (`step_bound_ps`), its proof is repeated. `search=True`
     repeats the whole search: no plan that it finds may be faster than the bound. docs/plan.md lists field by field what is
-    checked.
+    checked. Of a ParallelPlan every stage's plan is checked, what it was made for, and the played step.
 
     Raises PlanMismatchError for a plan without certificate, hardware or the arguments of its search, and for one whose
     figures are those of an older OSDP's cost model (`searched.cost_version`).
 
     >>> assert osdp.verify(osdp.Plan.load("plan.json")) == ""
     """
+    if isinstance(plan, ParallelPlan):
+        return verify_parallel(plan, lambda stage: verify(stage, search=search))
     c, s = plan.certificate, plan.searched
     if s is not None and s.cost_version < COST_VERSION:
         raise PlanMismatchError(

@@ -150,6 +150,7 @@ inline Request random_request(Random& r) {
   request.recompute = ways[r() % ways.size()];
   request.least_transient_bytes = r() % 2 == 0 ? 0 : draw(r, 0, 100);
   request.buffers = draw(r, 1, 3);
+  request.space.stage.in_flight = 1 + request.least_transient_bytes % 3;
   return request;
 }
 
@@ -242,7 +243,8 @@ inline std::vector<int64_t> plain_phases(const Model& model, const Request& requ
   const size_t n = model.operators.size();
   std::vector<int64_t> phases(n);
   for (size_t j = 0; j < n; ++j) {
-    int64_t sum = model.buffer_bytes + model.input_bytes_per_sample * batch.size + bucket;
+    int64_t sum = model.buffer_bytes + bucket +
+                  request.space.stage.in_flight * model.input_bytes_per_sample * batch.size;
     for (size_t i = 0; i < n; ++i) {
       const Candidate* c = choice_of(where[i], d, i);
       const bool over = i > j;
@@ -263,6 +265,9 @@ inline std::vector<int64_t> plain_phases(const Model& model, const Request& requ
         sum += model.operators[i].work_bytes_fixed + batch.size * model.operators[i].work_bytes_per_sample;
       const bool first = where[i].place == 0;
       if (first && again && i <= j) sum += where[i].kind->input_bytes_per_sample * batch.size;
+      const int64_t others = request.space.stage.in_flight - 1;
+      if (!again) sum += others * where[i].slot->saved(batch.size);
+      if (first && again) sum += others * where[i].kind->input_bytes_per_sample * batch.size;
     }
     phases[j] = sum;
   }

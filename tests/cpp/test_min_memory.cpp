@@ -7,7 +7,7 @@
 using namespace osdp::search;
 
 int main() {
-  Random r(13);
+  Random r(16);
   int64_t searched = 0;
   for (int64_t turn = 0; turn < 1500; ++turn) {
     const Model model = random_model(r, 7);

@@ -40,6 +40,9 @@ void test_options_agree() {
     if (r() % 5 == 0) {
       request.space.cost = Cost::Paper, request.recompute = {Recompute::None};
       request.space.certain_memory = false;
+      request.space.stage = {};
+    } else if (n % 2 == 0) {
+      request.space.stage.micro_batches = 1 + n % 5;
     }
     for (const Recompute way : request.recompute) {
       for (const Operator& op : model.operators) {
@@ -61,11 +64,12 @@ void test_the_bound_of_a_step() {
   for (int n = 0; n < 600; ++n) {
     Model model = random_model(r, 4);
     Request request = random_machine(r);
+    const Batch batch{draw(r, 1, 3), draw(r, 1, 3)};
+    if (n % 2 == 0) request.space.stage.micro_batches = batch.accumulation;
     const Planner planner(model, request, random_steps(r, model));
     request = planner.request();
     request.space.shares = StepShares{draw(r, 0, 1024), draw(r, 0, 1024)};
-    request.batches = {{draw(r, 1, 3), draw(r, 1, 3)}};
-    const Batch batch = request.batches[0];
+    request.batches = {batch};
     Request bounded = request;
     bounded.space.certain_memory = true, bounded.buffers = 0;
     const Kinds kinds = find_kinds(planner.model(), bounded);

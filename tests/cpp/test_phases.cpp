@@ -71,6 +71,7 @@ int main() {
     CHECK_EQ(step_ps(kinds, d, batch), plain_time(model, kinds, d, batch));
     Request paper = request;
     paper.space.cost = Cost::Paper, paper.recompute = {Recompute::None};
+    paper.space.stage = {};
     const Kinds whole = find_kinds(model, paper);
     const Decision plain = random_plan(r, model, whole);
     int64_t sum = 0;

@@ -25,6 +25,7 @@ int64_t budget_of(const Step& step) {
 
 struct Worst {
   int64_t pairs = 0, plans = 0, tight = 0;  // tight: the bound is above 99% of the step
+  int64_t staged = 0;                       // tight ones of stages of a pipeline
 };
 
 void check_problem(Random& dice, Worst& worst) {
@@ -32,6 +33,8 @@ void check_problem(Random& dice, Worst& worst) {
   for (Operator& op : model.operators)
     if (dice() % 3 == 0) op.compute_s_per_sample = op.recompute_s_per_sample = 0;
   Request request = random_machine(dice);
+  const Batch batch{draw(dice, 1, 3), draw(dice, 1, 4)};
+  if (dice() % 2 == 0) request.space.stage = {draw(dice, 1, 4), batch.accumulation};
   const Planner planner(model, request, random_steps(dice, model));
   request = planner.request();
   request.space.shares = StepShares{draw(dice, 0, 1024), draw(dice, 0, 1024)};
@@ -47,7 +50,6 @@ void check_problem(Random& dice, Worst& worst) {
           ++worst.pairs;
   const Kinds kinds = find_kinds(planner.model(), request);
   if (count_plans(planner.model(), kinds, 2001) > 2000) return;
-  const Batch batch{draw(dice, 1, 3), draw(dice, 1, 3)};
   const auto where = find_places(planner.model(), kinds);
   every_plan(planner.model(), kinds, [&](const Decision& decision) {
     PlainPlan plan = plain_plan(decision, where, batch);
@@ -57,7 +59,8 @@ void check_problem(Random& dice, Worst& worst) {
     if (const int64_t budget = budget_of(step); budget < range.least || budget > range.most) return;
     const int64_t played = planner.player().play(step).step_ps, bound = step_ps(kinds, decision, batch);
     CHECK(bound <= played);
-    worst.plans += 1, worst.tight += bound * 100 >= played * 99;
+    const bool tight = bound * 100 >= played * 99;
+    worst.plans += 1, worst.tight += tight, worst.staged += tight && request.space.stage.once();
     const auto phases = phase_bytes(planner.model(), request, kinds, decision, batch);
     CHECK(*std::max_element(phases.begin(), phases.end()) <= planner.player().largest_peak(step));
   });
@@ -71,7 +74,7 @@ int main(int argc, char** argv) {
   Worst worst;
   for (int n = 0; n < 6000 && failures == 0; ++n) check_problem(dice, worst);
   CHECK(worst.tight > worst.plans / 50);
-  CHECK(worst.pairs > 500);
+  CHECK(worst.pairs > 500 && worst.staged > worst.plans / 200);
   std::printf("%lld pairs, %lld plans, %lld within 1%% of their bound\n", static_cast<long long>(worst.pairs),
               static_cast<long long>(worst.plans), static_cast<long long>(worst.tight));
   return report("step bound");

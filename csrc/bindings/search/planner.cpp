@@ -58,18 +58,21 @@ std::vector<Part> parts_of(const Proof& proof) {
 void bind_answer(py::module_& m) {
   py::class_<Wish>(m, "Wish")
       .def(py::init([](int64_t limit_bytes, std::vector<Batch> batches, size_t objective, double at_least,
-                       double gap, double time_limit_s, int64_t work) {
+                       double gap, double time_limit_s, int64_t work, int64_t played_operators) {
              if (objective >= kObjectives.size()) throw InvalidProblem("objective: an unknown code");
              Wish wish;
              wish.limit_bytes = limit_bytes, wish.batches = std::move(batches);
              wish.objective = static_cast<Objective>(objective), wish.at_least = at_least;
              wish.gap = gap, wish.time_limit_s = time_limit_s, wish.work = work;
+             wish.played_operators = played_operators;
              return wish;
            }),
            py::kw_only(), "limit_bytes"_a, "batches"_a, "objective"_a = 0, "at_least"_a = 0.0,
-           "gap"_a = Wish().gap, "time_limit_s"_a = 0.0, "work"_a = Wish().work)
+           "gap"_a = Wish().gap, "time_limit_s"_a = 0.0, "work"_a = Wish().work,
+           "played_operators"_a = Wish().played_operators)
       .def_readwrite("time_limit_s", &Wish::time_limit_s)
-      .def_readwrite("work", &Wish::work);
+      .def_readwrite("work", &Wish::work)
+      .def_readwrite("played_operators", &Wish::played_operators);
   py::class_<Proof>(m, "Proof")
       .def_readonly("lower_bound_s_per_sample", &Proof::lower_bound_s_per_sample)
       .def_readonly("attained", &Proof::attained)
@@ -78,14 +81,15 @@ void bind_answer(py::module_& m) {
       .def_property_readonly("parts", &parts_of,
                              "Batch sizes from and to, accumulation, prices as phase and ps per byte.");
   py::class_<Answer>(m, "Answer")
-      .def(py::init([](PlainPlan plan, int64_t peak_bytes, int64_t limit_bytes, PlayedStep played) {
+      .def(py::init([](PlainPlan plan, int64_t peak_bytes, int64_t limit_bytes, PlayedStep played,
+                       const Proof& proof) {
              Answer a;
              a.feasible = true, a.plan = std::move(plan), a.played = std::move(played);
-             a.peak_bytes = peak_bytes, a.limit_bytes = limit_bytes;
+             a.peak_bytes = peak_bytes, a.limit_bytes = limit_bytes, a.proof = proof;
              return a;
            }),
-           py::kw_only(), "plan"_a, "peak_bytes"_a, "limit_bytes"_a, "played"_a,
-           "That of a plan which was found before, without a proof.")
+           py::kw_only(), "plan"_a, "peak_bytes"_a, "limit_bytes"_a, "played"_a, "proof"_a = Proof(),
+           "That of a plan which was found otherwise, with what another answer proves of all.")
       .def_readonly("feasible", &Answer::feasible)
       .def_readonly("plan", &Answer::plan)
       .def_readonly("peak_bytes", &Answer::peak_bytes)

@@ -97,7 +97,7 @@ void bind_request(py::module_& m) {
                        std::vector<int64_t> granularities, int64_t optimizer_bytes_per_parameter_byte,
                        int64_t bucket_bytes, double slice_overhead_s, std::vector<osdp::Recompute> recompute,
                        int64_t least_transient_bytes, int64_t buffers, bool find_smallest, bool depth_first,
-                       bool smallest_first) {
+                       bool smallest_first, int64_t in_flight, int64_t stage_micro_batches) {
              Request r;
              r.device = device;
              r.space.cost = paper ? Cost::Paper : Cost::Osdp;
@@ -108,12 +108,14 @@ void bind_request(py::module_& m) {
              r.least_transient_bytes = least_transient_bytes, r.buffers = buffers;
              r.find_smallest = find_smallest;
              r.depth_first = depth_first, r.smallest_first = smallest_first;
+             r.space.stage = {in_flight, stage_micro_batches};
              return r;
            }),
            py::kw_only(), "device"_a, "paper"_a, "modes"_a, "granularities"_a,
            "optimizer_bytes_per_parameter_byte"_a, "bucket_bytes"_a, "slice_overhead_s"_a, "recompute"_a,
            "least_transient_bytes"_a, "buffers"_a, "find_smallest"_a = false, "depth_first"_a,
-           "smallest_first"_a)
+           "smallest_first"_a, "in_flight"_a = 1, "stage_micro_batches"_a = 0)
+      .def_readonly("device", &Request::device)
       .def_readwrite("limit_bytes", &Request::limit_bytes)
       .def_readwrite("batches", &Request::batches);
 }

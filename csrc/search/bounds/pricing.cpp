@@ -48,7 +48,8 @@ Cost Pricing::choose(const std::vector<Price>& prices, bool with_time, Decision&
       for (const Way& way : ways_[k]) {
         const bool again = way.way != Recompute::None;
         Cost cost = with_time ? Cost(way.time) : Cost(0);
-        double mean = 0;  // bytes, summed over all phases
+        cost += over(0, n) * Cost(way.in_flight);
+        double mean = static_cast<double>(way.in_flight) * static_cast<double>(n);  // bytes, over all phases
         if (again) {
           cost += over(at.front(), n) * Cost(way.input);
           mean += static_cast<double>(way.input) * static_cast<double>(n - at.front());

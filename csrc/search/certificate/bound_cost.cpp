@@ -35,7 +35,9 @@ class Bound {
   // Seconds that the option takes in the bound, without what it lets other units save.
   double taken(const PlainPlan::Choice& c) const {
     if (c.granularity > 1) return in_slices(c);
-    return traits(c.mode).sharded ? sharded(c.mode) : replicated();
+    // Once a step, of whose micro-batches this is one.
+    if (!traits(c.mode).sharded) return replicated() / micro_batches();
+    return traits(c.mode).kept ? sharded(c.mode) / micro_batches() : sharded(c.mode);
   }
 
   double saved(const PlainPlan::Choice& c) const {
@@ -58,6 +60,10 @@ class Bound {
   // --- collectives
 
   bool several_hosts() const { return device_.hosts > 1; }
+  // Over which a stage of a pipeline spreads what it communicates once.
+  double micro_batches() const {
+    return static_cast<double>(std::max<int64_t>(1, request_.space.stage.micro_batches));
+  }
 
   // --- weights
 
@@ -135,8 +141,9 @@ class Bound {
                             in_backward(Kind::Reduction, links_.reduce(sent, Mode::FullShard));
     const int64_t beside = sent_ - (weight.trainable ? weight.reduce_bytes() : 0);
     const double whole =
-        in_backward(Kind::Reduction, links_.all_reduce(beside)) +
-        in_backward(Kind::Reduction, links_.all_reduce((c.granularity - c.sharded_slices) * sent));
+        (in_backward(Kind::Reduction, links_.all_reduce(beside)) +
+         in_backward(Kind::Reduction, links_.all_reduce((c.granularity - c.sharded_slices) * sent))) /
+        micro_batches();
     // A third of the launches is in forward, and once more in recomputation.
     const double launch = longer_in_slices_s(op_, request_.space, c.granularity) / 3;
     return static_cast<double>(c.sharded_slices) * of_slice + whole +

@@ -41,6 +41,15 @@ class Columns {
     c.own_phase_bytes = own_phase();
     c.kept_bytes = traits(choice_.mode).kept ? gathered() : 0;
     c.held_bytes = held();
+    if (kept_throughout()) {  // parameters, and the sum of their gradients instead of a part of it
+      const int64_t more = summed() - c.gradient_bytes;
+      if (request_.space.stage.micro_batches == 2) {  // until the backward of the second
+        c.kept_bytes += more;
+      } else {
+        c.state_bytes += gathered() + more;
+        c.gradient_bytes = summed(), c.kept_bytes = 0;
+      }
+    }
     c.optimizer_ps = rounded_ps(static_cast<double>(updated()) * device_.optimizer_s_per_byte, op_.name);
     c.micro_batch = bound_cost(op_, request_, recompute_, choice_);
     return c;
@@ -102,6 +111,14 @@ class Columns {
   // Bytes of the parameters whose gradients this rank keeps.
   int64_t updated() const {
     return sum_trained([&](const Tensor& t) { return on_rank(t); });
+  }
+
+  // In a stage of a pipeline, from the first micro-batch to the last.
+  bool kept_throughout() const {
+    return traits(choice_.mode).kept && request_.space.stage.micro_batches > 1 && device_.ranks > 1;
+  }
+  int64_t summed() const {
+    return sum_trained([](const Tensor& t) { return std::max(t.compute_bytes(), t.reduce_bytes()); });
   }
 
   // --- temporary memory

@@ -139,7 +139,7 @@ class Checker {
     int128 time = fixed_time(batch) / kParts, bytes = always(batch);
     for (size_t b = 0; b < members_.size(); ++b) {
       time += again_time(b, batch) / kParts;
-      bytes += model_.blocks[b].input_bytes_per_sample * size;
+      bytes += in_flight() * model_.blocks[b].input_bytes_per_sample * size;
     }
     for (size_t i = 0; i < model_.operators.size(); ++i) {
       const Operator& op = model_.operators[i];
@@ -152,8 +152,8 @@ class Checker {
         }
       }
       time += longest;
-      bytes += most + size * (static_cast<int128>(op.saved_bytes_per_sample) + op.work_bytes_per_sample) +
-               op.saved_bytes_fixed + op.work_bytes_fixed;
+      bytes += most + in_flight() * (size * op.saved_bytes_per_sample + op.saved_bytes_fixed) +
+               size * op.work_bytes_per_sample + op.work_bytes_fixed;
     }
     return time > kLargestSum || bytes > kLargestSum;
   }
@@ -191,23 +191,28 @@ class Checker {
     for (const BoundComputation& c : computation_) sum += c.per_sample * batch.size + c.fixed;
     return sum * batch.accumulation;
   }
+  // Micro-batches whose activations a stage of a pipeline holds.
+  int128 in_flight() const { return request_.space.stage.in_flight; }
   // Memory in every phase.
   int128 always(Batch batch) const {
     if (request_.paper()) return 0;
-    return static_cast<int128>(model_.input_bytes_per_sample) * batch.size + model_.buffer_bytes;
+    return in_flight() * static_cast<int128>(model_.input_bytes_per_sample) * batch.size +
+           model_.buffer_bytes;
   }
   int128 of_block(size_t b, int phase, Recompute r, Batch batch) const {
-    if (r == Recompute::None || members_[b].empty() || phase < static_cast<int>(members_[b].front()))
-      return 0;
-    return static_cast<int128>(model_.blocks[b].input_bytes_per_sample) * batch.size;
+    if (r == Recompute::None || members_[b].empty()) return 0;
+    const bool over = phase < static_cast<int>(members_[b].front());
+    return (in_flight() - (over ? 1 : 0)) * model_.blocks[b].input_bytes_per_sample * batch.size;
   }
   int128 of_operator(size_t i, int phase, Recompute r, const OptionCost* c, Batch batch) const {
     const Operator& op = model_.operators[i];
     const int128 saved = static_cast<int128>(op.saved_bytes_per_sample) * batch.size + op.saved_bytes_fixed;
     const int128 state = c == nullptr ? 0 : c->state_bytes;
     if (phase < 0) return state + saved;
-    if (static_cast<int>(i) > phase) return state;  // its backward is over
+    const int128 others = r == Recompute::None ? (in_flight() - 1) * saved : 0;
+    if (static_cast<int>(i) > phase) return state + others;  // its backward is over
     int128 sum = c == nullptr ? 0 : state - c->gradient_bytes + c->kept_bytes;
+    sum += others;
     if (c != nullptr && batch.accumulation > 1) sum += c->gradient_bytes;
     if (static_cast<int>(i) == phase) {
       sum += static_cast<int128>(op.work_bytes_per_sample) * batch.size + op.work_bytes_fixed;

@@ -24,6 +24,7 @@ WayCost cost_of(const ChainResources& chain, const ChainResources::Segment& segm
   WayCost cost;
   const bool again = way.way != Recompute::None;
   cost.all = static_cast<double>(way.time);
+  cost.all += prices.from(0) * static_cast<double>(way.in_flight);
   if (again) cost.all += prices.from(segment.first) * static_cast<double>(way.input);
   for (size_t p = 0; p < way.slots.size(); ++p) {
     const size_t i = segment.first + p;
@@ -68,7 +69,8 @@ bool add_way(const ChainResources& chain, const ChainResources::Segment& segment
   std::vector<std::vector<Part>> parts(1);
   Part& start = parts[0].emplace_back();
   start.time = way.time;
-  start.before = start.now = way.input;
+  start.before = start.now = way.input + way.in_flight;
+  start.after = way.in_flight;
   start.peak = -kLargestSum;
   for (size_t p = 0; p < way.slots.size(); ++p) {
     const int64_t saved = chain.saved(segment.kind, p), work = chain.work(segment.kind, p);

@@ -14,8 +14,8 @@ namespace {
 constexpr int kMostLimits = 6;   // lower limits for plans whose step is over
 constexpr double kFar = 0.02;    // gap above which the smaller space is searched to the end
 constexpr size_t kPolished = 6;  // plans that local search begins with
-// Limits of local search: the number of operators over all simulated steps, and the number of steps.
-constexpr int64_t kPlayedOperators = 160'000, kFewestPlays = 32, kMostPlays = 1000;
+// Limits of local search: the number of steps, beside Wish::played_operators.
+constexpr int64_t kFewestPlays = 32, kMostPlays = 1000;
 
 struct Seed {
   Candidacy plan;
@@ -171,8 +171,8 @@ class StepSearch {
   void improve() {
     Rehearsal& own = *rehearsal_;
     const auto operators = static_cast<int64_t>(own.model().operators.size());
-    const int64_t plays =
-        std::clamp(kPlayedOperators / std::max<int64_t>(1, operators), kFewestPlays, kMostPlays);
+    const int64_t plays = std::clamp(searches_.wish().played_operators / std::max<int64_t>(1, operators),
+                                     kFewestPlays, kMostPlays);
     std::vector<Candidacy> seeds;
     for (size_t n = 0; n < std::min(kPolished, seeds_.size()); ++n) seeds.push_back(seeds_[n].plan);
     const auto left = [&](const Candidacy& plan) { return limit_.spare(own.largest_peak_bytes(plan)); };

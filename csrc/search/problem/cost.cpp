@@ -25,6 +25,7 @@ class Pricer {
       if (!t.trainable) continue;
       trainable_bytes_ += t.bytes(), reduce_bytes_ += t.reduce_bytes();
       compute_gradient_bytes_ += t.compute_bytes();
+      full_gradient_bytes_ += std::max(t.compute_bytes(), t.reduce_bytes());
     }
   }
 
@@ -34,7 +35,7 @@ class Pricer {
     c.gradient_bytes = c.whole_gradient_bytes = c.own_bytes = trainable_bytes_;
     // The sum that autograd keeps and, while another call's gradient is added to it, the new sum.
     if (again()) c.gathered_bytes = 2 * compute_gradient_bytes_;
-    return finish(c, all_reduce(reduce_bytes_), trainable_bytes_);
+    return finish(c, all_reduce(reduce_bytes_) * space_.stage.part(), trainable_bytes_);
   }
 
   // Parameters, gradients and optimizer state are sharded, and gathered once or for every use, as the mode's
@@ -55,7 +56,16 @@ class Pricer {
       if (traits(mode).inside_hosts) reduction += collectives_.average().seconds(reduce_bytes_);
       seconds += reduction;
     }
-    return finish(c, seconds, updated);
+    if (!kept_throughout(mode)) return finish(c, seconds, updated);
+    const int64_t sum = full_gradient_bytes_ - c.gradient_bytes;  // more than a part
+    if (between_first_and_last()) {
+      c.gathered_bytes -= compute_bytes_;
+      c.state_bytes += compute_bytes_ + sum;
+      c.gradient_bytes += sum;
+    } else {
+      c.gathered_bytes += sum;
+    }
+    return finish(c, seconds * space_.stage.part(), updated);
   }
 
   // `sharded` of `granularity` slices of the weight are sharded, each a unit of its own; the other slices and
@@ -91,7 +101,7 @@ class Pricer {
         static_cast<double>(sharded) *
             (gathers(true) * collectives_.gather(c.mode).seconds(gathered) +
              (sent > 0 && weight.trainable ? collectives_.reduce(c.mode).seconds(sent) : 0)) +
-        all_reduce(reduced) + slices_s(op_, space_, granularity);
+        all_reduce(reduced) * space_.stage.part() + slices_s(op_, space_, granularity);
     return finish(c, seconds, updated);
   }
 
@@ -110,6 +120,12 @@ class Pricer {
     c.held_bytes = 0;
   }
   bool paper() const { return space_.cost == Cost::Paper; }
+  // Note [Stages of a pipeline]. The sum of gradients is in memory before and after this operator's backward
+  // in a micro-batch that is neither the first nor the last; of two, before that of the last one.
+  bool between_first_and_last() const { return space_.stage.micro_batches > 2; }
+  bool kept_throughout(Mode mode) const {
+    return traits(mode).kept && space_.stage.micro_batches > 1 && device_.ranks > 1;
+  }
   // Parameter, gradient and optimizer state, in units of the parameter's bytes.
   int64_t copies(const Tensor& t) const {
     return t.trainable ? 2 + space_.optimizer_bytes_per_parameter_byte : 1;
@@ -168,6 +184,9 @@ class Pricer {
     c.transient_bytes = 0;
     const bool sharded = traits(c.mode).sharded, split = c.granularity > 1, kept = traits(c.mode).kept;
     c.gathered_bytes = kept ? compute_bytes_ : 0;
+    if (kept_throughout(c.mode))
+      c.gathered_bytes =
+          between_first_and_last() ? 0 : compute_bytes_ + full_gradient_bytes_ - c.gradient_bytes;
     if (!sharded || split) {  // a replicated gradient is in the compute dtype until its bucket has copied it
       int64_t cast = 0;
       for (const Tensor& t : op_.tensors)
@@ -195,6 +214,7 @@ class Pricer {
   // the dtype of averaging.
   int64_t compute_bytes_ = 0, trainable_bytes_ = 0, reduce_bytes_ = 0;
   int64_t compute_gradient_bytes_ = 0;  // of gradients, in the dtype in which backward produces them
+  int64_t full_gradient_bytes_ = 0;     // in that or the one of averaging, whichever is wider
 };
 
 }  // namespace

@@ -37,6 +37,7 @@ std::vector<SymmetryClass> make_symmetry_classes(const Kinds& kinds, const std::
 
 Linear kept_in(int relation, const Kind& kind, Recompute way) {
   Linear kept;
+  if (kind.block) kept = kind.in_flight[static_cast<int>(way)];
   if (relation == kOver) return kept;
   if (way != Recompute::None) kept.per_sample += kind.input_bytes_per_sample;
   if (way != Recompute::None && relation == kToCome) return kept;
@@ -79,6 +80,10 @@ std::vector<int64_t> phase_bytes(const Model& model, const Request& request, con
     for (size_t m = 0; m < kind.instances.size(); ++m) {
       const auto& operators = kind.instances[m];
       const Recompute way = kind.block ? decision.ways[kind.blocks[m]] : Recompute::None;
+      if (kind.block) {
+        const int64_t others = kind.in_flight[static_cast<int>(way)](batch.size);
+        before[operators.front()] += others, after[operators.front()] += others;
+      }
       if (way != Recompute::None) {
         before[operators.front()] += Linear{0, kind.input_bytes_per_sample}(batch.size);
       }

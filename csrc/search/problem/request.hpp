@@ -70,6 +70,24 @@ struct GatherRange {
   bool operator==(const GatherRange&) const = default;
 };
 
+// Note [Stages of a pipeline]
+// A stage runs the forwards of several micro-batches before the backward of the first of them: 1F1B as many
+// as there are stages from it to the last one, GPipe all. It holds the activations of `in_flight`
+// micro-batches (of recomputed blocks their inputs): those of one more or less through a forward and a
+// backward, as in a step without a pipeline, those of the others in every phase.
+// What is in memory throughout is communicated once a step: replicated parameters (NO_SHARD, and replicated
+// slices) are averaged in the last micro-batch only; parameters that stay gathered (SHARD_GRAD_OP) are
+// gathered in the first forward, stay until the last backward, and their gradients are summed in full and
+// reduced then. FULL_SHARD and HYBRID_SHARD are gathered and reduced in every micro-batch.
+// In times of a micro-batch, what is communicated once counts as a part of `micro_batches`.
+struct PipelineStage {
+  int64_t in_flight = 1;
+  int64_t micro_batches = 0;  // of every batch that is asked for; 0: not a stage
+  bool once() const { return micro_batches > 0; }
+  // Of what is communicated once.
+  double part() const { return once() ? 1 / static_cast<double>(micro_batches) : 1; }
+};
+
 // The search space, and properties of the training step.
 struct Space {
   Cost cost = Cost::Osdp;
@@ -84,6 +102,7 @@ struct Space {
   bool separate_reductions = false;  // reductions have a lane of their own
   std::vector<PairWeight> pairs;     // with shares; those left out weigh nothing
   GatherRange gather;                // with shares and certain memory: of the plans that the bound is for
+  PipelineStage stage;
 };
 
 // The micro-batch size per rank and the number of micro-batches in one step.

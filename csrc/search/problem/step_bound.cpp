@@ -113,7 +113,8 @@ class OptionBound {
 
   double seconds(const Candidate& c) const {
     if (c.granularity > 1) return sliced(c);
-    return traits(c.mode).sharded ? sharded(c.mode) : whole();
+    const double part = traits(c.mode).sharded && !traits(c.mode).kept ? 1 : space_.stage.part();
+    return part * (traits(c.mode).sharded ? sharded(c.mode) : whole());
   }
   // What a pair of neighbours waits for if both are gathered whole, at least: in any mode. Note [Neighbours].
   double waits(const NeighbourPair& p, Recompute way) const {
@@ -252,8 +253,9 @@ class OptionBound {
     }
     int64_t others = 0;
     for (const Tensor& t : op_.tensors) others += t.trainable && &t != &weight ? t.reduce_bytes() : 0;
-    sum += b.of_reduction(links_.all_reduce(others)) +
-           b.of_reduction(links_.all_reduce((c.granularity - c.sharded_slices) * sent));
+    sum +=
+        space_.stage.part() * (b.of_reduction(links_.all_reduce(others)) +
+                               b.of_reduction(links_.all_reduce((c.granularity - c.sharded_slices) * sent)));
     // A third of the launches is in forward, and again in recomputation.
     const double launches = slices_s(op_, space_, c.granularity);
     return sum + launches * (f.x / 3 + b.x * (again ? 1.0 : 2.0 / 3));

@@ -78,6 +78,16 @@ Kind make_kind(const Model& model, const Request& request, const std::vector<int
     recompute_fixed = recompute_fixed * request.space.shares->backward / StepShares::kWhole;
   }
   kind.recompute_ps = {narrow(recompute_fixed), narrow(recompute)};
+  for (Recompute r : kind.ways) {
+    int128 fixed = 0, per_sample = 0;
+    if (r != Recompute::None) {
+      per_sample = kind.input_bytes_per_sample;
+    } else {
+      for (const Slot& slot : kind.slots) fixed += slot.saved.fixed, per_sample += slot.saved.per_sample;
+    }
+    const int128 others = request.space.stage.in_flight - 1;
+    kind.in_flight[static_cast<int>(r)] = {narrow(others * fixed), narrow(others * per_sample)};
+  }
   return kind;
 }
 
@@ -91,6 +101,9 @@ class Totals {
     for (const Kind& kind : kinds.kinds) {
       const auto count = static_cast<int128>(kind.instances.size());
       bytes_per_sample_ += count * kind.input_bytes_per_sample;
+      if (kind.block)
+        for (const Linear& others : kind.in_flight)
+          bytes_ += count * others.fixed, bytes_per_sample_ += count * others.per_sample;
       if (kind.ways.size() > 1 || kind.ways[0] != Recompute::None)
         once_ += count * kind.recompute_ps.fixed, per_sample_ += count * kind.recompute_ps.per_sample;
       for (const Slot& slot : kind.slots) {
@@ -193,6 +206,14 @@ Kinds find_kinds(const Model& model, const Request& request) {
       found.held[accumulates] = {narrow(model.buffer_bytes + averaging), model.input_bytes_per_sample};
     }
   }
+  int128 fixed = 0, per_sample = request.space.stage.in_flight - 1;  // of the other micro-batches in flight
+  per_sample *= model.input_bytes_per_sample;
+  for (const Kind& kind : found.kinds) {
+    if (kind.block) continue;
+    const auto count = static_cast<int128>(kind.instances.size());
+    fixed += count * kind.in_flight[0].fixed, per_sample += count * kind.in_flight[0].per_sample;
+  }
+  for (Linear& held : found.held) held = {narrow(held.fixed + fixed), narrow(held.per_sample + per_sample)};
   int64_t needed = 0;  // every plan has a transient at least this large
   std::vector<int64_t> sizes{0};
   for (const Kind& kind : found.kinds) {

@@ -21,16 +21,19 @@ struct Kind {
   std::vector<int> blocks;                  // per instance: index into Model::blocks (blocks only)
   std::vector<Slot> slots;
   int64_t input_bytes_per_sample = 0;  // kept when the block is recomputed
-  Linear recompute_ps;                 // of recomputing its forward, in a micro-batch
-  std::vector<Recompute> ways;         // allowed ones; an operator outside blocks has None only
+  // By Recompute, of a block: what other micro-batches in flight hold of it in every phase (Note [Stages of a
+  // pipeline] in problem/request.hpp). That of operators outside blocks is in Kinds::held.
+  Linear in_flight[3];
+  Linear recompute_ps;          // of recomputing its forward, in a micro-batch
+  std::vector<Recompute> ways;  // allowed ones; an operator outside blocks has None only
 };
 
 struct Kinds {
   std::vector<Kind> kinds;  // in an order that does not depend on the order of operators
   // Independent of all choices.
   Linear compute_ps;  // of one micro-batch; may be negative in the step bound, which subtracts its shifts
-  // In every phase: the model's input and buffers, and averaging (Note [Averaging]); index 1: with several
-  // micro-batches.
+  // In every phase: the model's input and buffers, averaging (Note [Averaging]), and what other micro-batches
+  // in flight hold outside blocks; index 1: with several micro-batches.
   Linear held[2];
   std::vector<int64_t> transients;  // every possible value of the largest transient, ascending
   const Linear& held_bytes(int64_t accumulation) const { return held[accumulation > 1]; }

@@ -150,6 +150,8 @@ void validate(const Space& space) {
          "the optimizer's state in bytes per byte of parameters");
   within(space.bucket_bytes, 1, kMostBytes, "a bucket in bytes");
   seconds(space.slice_overhead_s, "the overhead of a slice");
+  within(space.stage.in_flight, 1, kMostAccumulation, "micro-batches in flight");
+  within(space.stage.micro_batches, 0, kMostAccumulation, "a stage's micro-batches");
 }
 
 void validate(const Request& request) {
@@ -164,7 +166,14 @@ void validate(const Request& request) {
   if (request.depth_first && !request.paper())
     throw InvalidProblem("the paper's search knows the paper's costs only");
   if (request.batches.size() > (size_t{1} << 20)) throw InvalidProblem("more than 2^20 batch sizes");
-  for (const Batch& b : request.batches) validate(b);
+  for (const Batch& b : request.batches) {
+    validate(b);
+    if (request.space.stage.once() && b.accumulation != request.space.stage.micro_batches)
+      throw InvalidProblem("a stage of " + std::to_string(request.space.stage.micro_batches) +
+                           " micro-batches is asked for " + std::to_string(b.accumulation));
+  }
+  if (request.paper() && (request.space.stage.once() || request.space.stage.in_flight > 1))
+    throw InvalidProblem("the paper's costs know no stages of a pipeline");
   within(request.least_transient_bytes, 0, kMostBytes, "the largest unit in bytes");
   within(request.buffers, 0, 1024, "the number of buffers");
 }

@@ -41,6 +41,7 @@ std::vector<Way> ways_of(const Kind& kind, const Request& request, Batch batch, 
   for (Recompute r : kind.ways) {
     Way& way = ways.emplace_back();
     way.way = r;
+    if (kind.block) way.in_flight = kind.in_flight[static_cast<int>(r)](batch.size);
     if (r != Recompute::None) {
       if (!memory_alone) way.time = batch.accumulation * kind.recompute_ps(batch.size);
       way.input = Linear{0, kind.input_bytes_per_sample}(batch.size);

@@ -18,6 +18,7 @@ struct SlotOption {
 struct Way {
   Recompute way = Recompute::None;
   int64_t time = 0, input = 0;                 // of recomputation; bytes of the input kept for it
+  int64_t in_flight = 0;                       // bytes in every phase: Kind::in_flight
   std::vector<std::vector<SlotOption>> slots;  // undominated ones; empty: no parameters, or no option
 };
 

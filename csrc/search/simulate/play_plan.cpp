@@ -31,12 +31,16 @@ std::string name_of(const Step& step, const StepEvent& event) {
   return event.what < 0 ? "optimizer" : step.operators[event.what].name;
 }
 
-// Extrapolates from the totals of one and two micro-batches: every further one takes as long as the second.
-int64_t lasting(int64_t one, int64_t two, int64_t times) {
-  const int128 all = two + static_cast<int128>(times - 2) * (two - one);
+// Extrapolates from the totals of `most` micro-batches and one less, to `more` than these.
+int64_t lasting(int64_t less, int64_t most, int64_t more) {
+  const int128 all = most + static_cast<int128>(more) * (most - less);
   if (all > kLargestSum) throw InvalidProblem("a step's time overflows 2^61 ps");
   return static_cast<int64_t>(all);
 }
+
+// Further micro-batches take and hold as much as one of so many: all but the first are alike, in a stage of a
+// pipeline all but the first and the last.
+int64_t alike(const Step& step) { return step.buckets_once ? 3 : 2; }
 
 Step with_micro_batches(Step step, int64_t micro_batches) {
   step.accumulation = micro_batches;
@@ -89,15 +93,15 @@ Step PlanPlayer::step(const PlainPlan& plan, const std::vector<Members>& units) 
 }
 
 int64_t PlanPlayer::largest_peak(const Step& step) const {
-  // Later micro-batches hold as much as the second.
-  return osdp::search::largest_peak(step.accumulation <= 2 ? step : with_micro_batches(step, 2));
+  return osdp::search::largest_peak(step.accumulation <= alike(step) ? step
+                                                                     : with_micro_batches(step, alike(step)));
 }
 
 int64_t PlanPlayer::fit(Step& step, int64_t most_bytes) const {
-  if (step.accumulation <= 2) return fit_gather_bytes(step, most_bytes);
-  Step two = with_micro_batches(step, 2);
-  const int64_t peak = fit_gather_bytes(two, most_bytes);
-  step.gather_bytes = two.gather_bytes;
+  if (step.accumulation <= alike(step)) return fit_gather_bytes(step, most_bytes);
+  Step few = with_micro_batches(step, alike(step));
+  const int64_t peak = fit_gather_bytes(few, most_bytes);
+  step.gather_bytes = few.gather_bytes;
   return peak;
 }
 
@@ -114,12 +118,13 @@ PlayedStep PlanPlayer::play(const Step& step) const {
   const auto played = [&](const Step& some) {
     return osdp::search::play(some, manner_.stolen_permille, Record::Totals);
   };
-  if (step.accumulation <= 2) return played(step);
-  const PlayedStep one = played(with_micro_batches(step, 1));
-  PlayedStep all = played(with_micro_batches(step, 2));
+  const int64_t few = alike(step);
+  if (step.accumulation <= few) return played(step);
+  const PlayedStep less = played(with_micro_batches(step, few - 1));
+  PlayedStep all = played(with_micro_batches(step, few));
   for (const auto part : {&PlayedStep::step_ps, &PlayedStep::only_computing_ps, &PlayedStep::both_ps,
                           &PlayedStep::only_communicating_ps})
-    all.*part = lasting(one.*part, all.*part, step.accumulation);
+    all.*part = lasting(less.*part, all.*part, step.accumulation - few);
   return all;
 }
 

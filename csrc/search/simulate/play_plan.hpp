@@ -56,8 +56,8 @@ class PlanPlayer {
   // The step of a plan, for the methods below.
   Step step(const PlainPlan& plan, const std::vector<Members>& units) const;
   // Simulates a step without recording events and memory. Every micro-batch ends by waiting for all
-  // communication, so all after the first take equally long, and at most two are simulated. Throws
-  // InvalidProblem if the time overflows.
+  // communication, so all after the first take equally long, and at most two are simulated; in a stage of a
+  // pipeline all but the first and the last, and at most three. Throws InvalidProblem if the time overflows.
   PlayedStep play(const Step& step) const;
   // The largest memory peak over all possible durations of communication (simulate/largest_peak.hpp).
   int64_t largest_peak(const Step& step) const;

@@ -85,9 +85,15 @@ class Player {
   void run_to_work() {
     while (left_ps_ == 0 && next_ < program_.instructions.size()) {
       const Instruction& i = program_.instructions[next_];
+      if (forward_ && (i.phase == StepPhase::Recompute || i.phase == StepPhase::Backward)) end_pass();
       if (!run(i)) return;
       ++next_;
     }
+  }
+
+  void end_pass() {
+    result_.passes_ps.push_back(now_ - std::exchange(began_, now_));
+    forward_ = !forward_;
   }
 
   // Returns false if it has to wait.
@@ -111,7 +117,10 @@ class Player {
       case Kind::AwaitReduction:
         return reductions_.done >= last_reduction_ && free_reduced();
       case Kind::AwaitCommunication:
-        return !communicating() && free_reduced();
+        if (communicating()) return false;
+        free_reduced();
+        end_pass();
+        return true;
     }
     return true;
   }
@@ -341,6 +350,8 @@ class Player {
   int64_t left_ps_ = 0;  // of the computation in progress
   bool asked_ = false;   // the current instruction's unit has been requested
   int64_t now_ = 0, held_ = 0;
+  bool forward_ = true;  // the pass
+  int64_t began_ = 0;    // when it did
   GatheredBytes gathered_;
   int64_t leaving_bytes_ = 0;  // full bytes of units whose reductions are submitted and not over
   int64_t reduced_bytes_ = 0;  // on streams: freed after the next wait for reductions

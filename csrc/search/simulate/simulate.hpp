@@ -46,6 +46,8 @@ struct PlayedStep {
   int64_t only_computing_ps = 0, both_ps = 0, only_communicating_ps = 0, optimizer_ps = 0;
   int64_t peak_bytes = 0;
   std::vector<StepEvent> events;  // sorted by begin
+  // How long each micro-batch's forward and backward took, one after the other.
+  std::vector<int64_t> passes_ps;
   std::vector<MemoryPoint> memory;
 };
 

@@ -79,6 +79,9 @@ struct StepUnit {
   // Some of its parameters are frozen: it is read until the gradients of its call's inputs are there, so its
   // reduction begins before it is released.
   bool frozen_part = false;
+  // It stays gathered from the first micro-batch to the last, where its gradients' sum is reduced: Note
+  // [Stages of a pipeline] in problem/request.hpp.
+  bool once = false;
 };
 
 // Gradients of replicated parameters, all-reduced together when the last is complete.
@@ -114,6 +117,7 @@ struct Step {
   Lanes lanes;
   int64_t held_bytes = 0;  // always held: the model's buffers and input
   int64_t optimizer_ps = 0;
+  bool buckets_once = false;  // only the last micro-batch's gradients complete buckets
 };
 
 }  // namespace osdp::search

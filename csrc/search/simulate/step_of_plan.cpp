@@ -61,10 +61,15 @@ class Builder {
       : model_(model),
         request_(request),
         plan_(plan),
+        in_a_micro_batch_(request.space),
         links_(request.device, delay),
         modes_(model.operators.size(), Mode::NoShard),
         kept_gradients_(model.operators.size()) {
     validate(model, plan);
+    if (request.space.stage.once() && plan.batch.accumulation != request.space.stage.micro_batches)
+      throw InvalidProblem("a stage of " + std::to_string(request.space.stage.micro_batches) +
+                           " micro-batches is played with " + std::to_string(plan.batch.accumulation));
+    in_a_micro_batch_.stage = {};  // of what lasts through them the units know
   }
 
   Step build(std::vector<PlannedUnit> units, int64_t prefetch, Lanes lanes) {
@@ -81,6 +86,8 @@ class Builder {
                               of_batch(0, model_.blocks[b].input_bytes_per_sample), bare[b]});
     }
     for (size_t i = 0; i < model_.operators.size(); ++i) add_operator(i);
+    hold_others_in_flight();
+    step_.buckets_once = request_.space.stage.once();
     for (PlannedUnit& unit : units) add_unit(std::move(unit));
     return std::move(step_);
   }
@@ -107,7 +114,7 @@ class Builder {
     o.work_bytes = of_batch(op.work_bytes_fixed, op.work_bytes_per_sample);
     if (op.tensors.empty()) return;
     const PlainPlan::Choice& choice = plan_.choices[i];
-    const Candidate c = candidate_of(op, request_.device, request_.space, way, choice.mode,
+    const Candidate c = candidate_of(op, request_.device, in_a_micro_batch_, way, choice.mode,
                                      choice.granularity, choice.sharded_slices, choice.split);
     modes_[i] = c.mode;
     o.resident_bytes = c.state_bytes - c.gradient_bytes;
@@ -123,6 +130,22 @@ class Builder {
     }
     kept_gradients_[i] = c.gradient_bytes - o.whole_gradient_bytes;
     step_.optimizer_ps = Linear{step_.optimizer_ps, c.optimizer_ps}(1);
+  }
+
+  // What the other micro-batches in flight have saved: of recomputed blocks their inputs.
+  void hold_others_in_flight() {
+    int128 one = of_batch(0, model_.input_bytes_per_sample);
+    for (const StepOperator& o : step_.operators)
+      if (o.block < 0) one += o.saved_bytes;
+    std::vector<bool> counted(step_.blocks.size());
+    for (const StepOperator& o : step_.operators) {
+      if (o.block < 0 || counted[o.block]) continue;
+      counted[o.block] = true;
+      one += step_.blocks[o.block].input_bytes;
+    }
+    const int128 all = step_.held_bytes + (request_.space.stage.in_flight - 1) * one;
+    if (all > kLargestSum) throw InvalidProblem("the micro-batches in flight: more than 2^61 bytes");
+    step_.held_bytes = static_cast<int64_t>(all);
   }
 
   // Products of slices in 16 bits are summed in float (csrc/ops/products.hpp): outputs of input slices in
@@ -192,6 +215,7 @@ class Builder {
     u.copied_bytes = static_cast<int64_t>(std::max(copies, means));  // copies are freed before means are cast
     u.packed_bytes = static_cast<int64_t>(packed);
     u.frozen_part = trained < tensors;
+    u.once = u.keeps && request_.space.stage.once();
   }
 
   // The bytes of the gradient of `t`, or of one of its `slices`, that are copied to be sent: it is padded if
@@ -289,6 +313,7 @@ class Builder {
   const Model& model_;
   const Request& request_;
   const PlainPlan& plan_;
+  Space in_a_micro_batch_;
   const Links links_;
   Step step_;
   std::vector<Mode> modes_;              // by operator: its actual mode

@@ -133,7 +133,7 @@ class Writer {
   Program write() {
     program_.instructions.reserve(12 * step_.operators.size() * static_cast<size_t>(step_.accumulation));
     for (int64_t micro = 0; micro < step_.accumulation; ++micro) {
-      accumulates_ = micro > 0;
+      accumulates_ = micro > 0, last_ = micro + 1 == step_.accumulation;
       forward();
       backward();
     }
@@ -179,6 +179,7 @@ class Writer {
     if (bytes != 0) add(Kind::Memory, -1).bytes = bytes;
   }
   void use(int unit) {
+    if (step_.units[unit].once && accumulates_) return;  // it has stayed
     // A unit of several modules is requested by each of them.
     if (program_.order.empty() || program_.order.back() != unit) program_.order.push_back(unit);
     add(Kind::Use, unit).position = program_.order.size() - 1;
@@ -276,7 +277,12 @@ class Writer {
       memory(-o.work_bytes);
       for (int u : completes_[i]) complete(u);
       if (accumulates_) memory(packed_by_buckets(i) - o.whole_gradient_bytes);  // the rest is in the sum
-      for (int b : fills_[i]) add(Kind::ReduceBucket, b).adds = accumulates_;
+      for (int b : fills_[i]) {
+        if (last_ || !step_.buckets_once)
+          add(Kind::ReduceBucket, b).adds = accumulates_;
+        else
+          add_up(step_.buckets[b]);
+      }
       memory(-o.saved_bytes);
       if (o.block >= 0 && block_begin_[o.block] == i) memory(-step_.blocks[o.block].input_bytes);
     }
@@ -316,14 +322,24 @@ class Writer {
   void reduce(int u) {
     if (step_.units[u].reduce.alone_ps > 0) {
       if (step_.lanes.enqueue) add(Kind::AwaitReduction, -1);
-      add(Kind::Reduce, u).adds = accumulates_;
+      add(Kind::Reduce, u).adds = accumulates_ && !step_.units[u].once;
     } else {
       memory(-step_.units[u].gradient_bytes);
     }
   }
 
+  // Under mixed precision a bucket's gradients are freed once they are in the sum.
+  void add_up(const StepBucket& b) {
+    if (!accumulates_) memory(b.mean_bytes);
+    memory(-b.cast_bytes - (accumulates_ ? b.further_bytes : 0));
+  }
+
   // All gradients of the unit are complete.
   void complete(int u) {
+    if (step_.units[u].once) {
+      if (accumulates_) memory(-step_.units[u].gradient_bytes);  // they are in the sum
+      if (!last_) return;
+    }
     if (!step_.units[u].frozen_part) add(Kind::Release, u);
     reduce(u);
     if (step_.units[u].frozen_part) add(Kind::Release, u);
@@ -339,7 +355,7 @@ class Writer {
   Program program_;
   StepPhase phase_ = StepPhase::Forward;
   int ends_forward_ = -1;
-  bool accumulates_ = false;
+  bool accumulates_ = false, last_ = true;  // not the first micro-batch; the last one
 };
 
 }  // namespace

@@ -11,6 +11,8 @@
 // On streams every reduction waits for the previous one. At the end of backward all reductions are awaited;
 // micro-batches run one after the other; then comes the optimizer's step. The order of requests does not
 // depend on any duration.
+// In a stage of a pipeline, what is communicated once a step (StepUnit::once, Step::buckets_once) is gathered
+// in the first micro-batch, and its gradients are added up until the last one.
 //
 // Note [What triggers a recomputation]
 // The first saved tensor of a block that backward reads triggers its recomputation. If the block ends with an

@@ -16,6 +16,7 @@ from osdp.base import file_versions, json_files
 from osdp.description.model_description import ModelDescription
 from osdp.errors import FormatError
 from osdp.hardware.hardware import Hardware, known_machines
+from osdp.plan.parallel_plan import ParallelPlan
 from osdp.plan.plan import Plan
 from osdp.plan.searched import COST_VERSION
 from osdp.planning.verify import verify
@@ -24,6 +25,7 @@ from osdp.planning.verify import verify
 FILES = Path(__file__).parents[2] / "data" / "files"
 LOAD: dict[str, Callable[[Any], Any]] = {
     "plan": Plan.load,
+    "parallel-plan": ParallelPlan.load,
     "description": ModelDescription.load,
     "hardware": Hardware.load,
 }
@@ -40,13 +42,13 @@ def test_there_is_a_file_of_every_version_of_every_kind() -> None:
         f"{kind}-{n}.json" for kind in LOAD for n in range(1, file_versions.newest(kind) + 1)
     }
     for name in NAMES:
-        kind, version = name.removesuffix(".json").split("-")
+        kind, _, version = name.removesuffix(".json").rpartition("-")
         assert (document(name)["osdp"], document(name)["version"]) == (kind, int(version))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_file_of_every_version_loads_and_says_the_same(name: str) -> None:
-    kind = name.partition("-")[0]
+    kind = name.rpartition("-")[0]
     value = LOAD[kind](FILES / name)
     text = json_files.dumps(kind, value)
     assert json.loads(text)["version"] == file_versions.newest(kind)

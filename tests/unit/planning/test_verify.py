@@ -55,6 +55,7 @@ NOTHING = {
         "hardware.measured.copy_s",
     ),
     "an explanation in words": ("predicted.operators.*.reason",),
+    "the place of a stage, which is checked where the whole `ParallelPlan` is": ("searched.stage.index",),
     "how the search was run; no figure depends on it": (
         "searched.time_limit_s",
         "searched.small_unit_bytes",
@@ -139,6 +140,12 @@ INPUTS = (
     "searched.objective",
     "searched.at_least",
     "searched.cost_version",
+    "searched.stage.stages",
+    "searched.stage.in_flight",
+    "searched.stage.micro_batches",
+    "searched.stage.tensor_parallel",
+    "searched.stage.collectives.*.forward_s",
+    "searched.stage.collectives.*.backward_s",
 )
 BOUNDS = ("certificate.step_bound_ps",)
 PROOFS = (
@@ -249,6 +256,11 @@ def plans() -> dict[str, Plan]:
             hardware=machine(8, protocols=(RING, MANY, TREE)),
         ),
         "paper": osdp.search(small, memory=2 * least, world_size=4, hardware=hardware, cost="paper", batch_size=1),
+        "stage": osdp.search(
+            gpt(4, 64), memory="3MiB", world_size=8, hardware=machine(8, device_memory=DeviceMemory(0, 1024)),
+            global_batch_size=16, batch_size=1, tensor_parallel=2, pipeline_parallel=2,
+            tp_plan={"h.*.mlp.fc": "colwise", "h.*.mlp.proj": "rowwise"},
+        ).stages[0].plan,
     }  # fmt: skip
     assert all(osdp.verify(p) == "" for p in found.values())
     assert any(c.granularity > 1 for c in found["tight"].choices.values())
@@ -289,6 +301,7 @@ def values(data: Any, path: str = "", place: tuple[Any, ...] = ()) -> Iterator[t
         "hardware.recompute_s",
         "hardware.flops_per_s_by_dtype",
         "predicted.operators",
+        "searched.stage.collectives",
     )
     if path:
         yield path, place

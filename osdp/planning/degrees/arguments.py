@@ -1,0 +1,103 @@
+"""Checks the arguments of `osdp.search` for degrees, and starts the search."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from osdp.description.model_description import ModelDescription
+from osdp.errors import InvalidProblemError
+from osdp.hardware.hardware import Hardware
+from osdp.plan.parallel_plan import SCHEDULES, ParallelPlan
+from osdp.planning.arguments import integer, one_of
+from osdp.planning.degrees.search_degrees import Search, search_degrees
+from osdp.planning.degrees.stage_search import Manner
+from osdp.planning.degrees.styles import plan_of, styles_of
+
+AUTO = "auto"
+
+
+def degrees_asked(tensor: int | str | None, pipeline: int | str | None, tp_plan: object) -> bool:
+    """Whether the search also decides, or has, degrees."""
+    if tensor is None and pipeline is None:
+        if tp_plan is not None:
+            raise InvalidProblemError(
+                "tp_plan is given, but tensor_parallel is not: set it to 'auto' or a number of ranks"
+            )
+        return False
+    return True
+
+
+def searched_degrees(
+    model: Any,
+    description: ModelDescription,
+    hardware: Hardware,
+    manner: Manner,
+    *,
+    ranks: int,
+    hosts: int,
+    tensor: int | str | None,
+    pipeline: int | str | None,
+    tp_plan: Mapping[str, Any] | None,
+    schedule: str,
+    batch_size: int | str,
+    global_batch_size: int | None,
+) -> ParallelPlan:
+    """The plan for these arguments of `osdp.search`. Raises InvalidProblemError naming the one that makes no sense."""
+    one_of("schedule", schedule, SCHEDULES)
+    if global_batch_size is None:
+        raise InvalidProblemError(
+            "degrees are compared for the same samples a step: set global_batch_size= (batch_size is that of a "
+            "micro-batch)"
+        )
+    whole = integer(global_batch_size, "global_batch_size")
+    if not 1 <= whole <= 2**40:
+        raise InvalidProblemError(f"global_batch_size is {whole}; it must be between 1 and 2**40")
+    t, p = _degree("tensor_parallel", tensor, ranks), _degree("pipeline_parallel", pipeline, ranks)
+    if t is not None and p is not None and ranks % (t * p):
+        raise InvalidProblemError(
+            f"tensor_parallel={t} x pipeline_parallel={p} does not divide the world size {ranks}"
+        )
+    per_host = ranks // hosts
+    if t is not None and (t > per_host or per_host % t):
+        raise InvalidProblemError(
+            f"tensor_parallel={t}: its ranks must divide a host's, {per_host} ({ranks} ranks on hosts={hosts})"
+        )
+    styles: dict[str, str] = {}
+    plan: dict[str, str] = {}
+    if t != 1:
+        plan = plan_of(tp_plan, None if isinstance(model, ModelDescription) else model)
+        styles = styles_of(description, plan)
+        if t is not None and not any(s.startswith("colwise") or s == "rowwise" for s in styles.values()):
+            raise InvalidProblemError(
+                f"tensor_parallel={t} needs tp_plan=, torch's styles by module name ({{'*.up': ColwiseParallel(), ...}}), "
+                "or a model of transformers that has its own: no operator would be shared"
+            )
+    return search_degrees(
+        Search(
+            description=description,
+            hardware=hardware,
+            ranks=ranks,
+            hosts=hosts,
+            global_batch=whole,
+            batch=None if isinstance(batch_size, str) else integer(batch_size, "batch_size"),
+            tensor=t,
+            pipeline=p,
+            styles=styles,
+            tp_plan=plan if styles else {},
+            schedule=schedule,
+            manner=manner,
+        )
+    )
+
+
+def _degree(what: str, asked: int | str | None, ranks: int) -> int | None:
+    """None for "auto"."""
+    if isinstance(asked, str):
+        if asked != AUTO:
+            raise InvalidProblemError(f"{what} must be 'auto' or a number of ranks, got {asked!r}")
+        return None
+    n = 1 if asked is None else integer(asked, what)
+    if n < 1 or ranks % n:
+        raise InvalidProblemError(f"{what}={n} does not divide the world size {ranks}")
+    return n

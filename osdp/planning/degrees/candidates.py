@@ -1,0 +1,231 @@
+"""Candidates: degrees and micro-batches that exist, each with what it takes at least."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from osdp import _search
+from osdp.base.byte_sizes import format_bytes
+from osdp.description.model_description import ModelDescription
+from osdp.errors import InvalidProblemError
+from osdp.hardware.hardware import Hardware
+from osdp.plan.parallel_plan import RuledOut
+from osdp.plan.stage import OperatorCollectives
+from osdp.planning.core_inputs import compute_s, computing_dtypes, make_model, signature
+from osdp.planning.degrees.chain import Chain
+from osdp.planning.degrees.collectives import collectives_of
+from osdp.planning.degrees.layout import Degrees, Layout
+from osdp.planning.degrees.local_operators import LocalOperators
+from osdp.planning.search_problem import SearchProblem
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """`bound_s`: no pipeline of these degrees takes less, however it is cut: Note [The bound of a pipeline]."""
+
+    degrees: Degrees
+    batch: int  # samples of a micro-batch
+    micro_batches: int
+    bound_s: float
+
+
+class Sharing:
+    """The model as tensor-parallel groups of `ranks` share it: its chain, and times of its links by micro-batch."""
+
+    def __init__(
+        self,
+        description: ModelDescription,
+        styles: Mapping[str, str],
+        hardware: Hardware,
+        precision: str,
+        ranks: int,
+        whole_names: Sequence[str] = (),
+    ) -> None:
+        self.whole_names = whole_names
+        self.whole, self.styles, self.hardware, self.precision, self.ranks = (
+            description,
+            styles,
+            hardware,
+            precision,
+            ranks,
+        )
+        self.chain = Chain(LocalOperators(description, styles, ranks).local)
+        self._collectives: dict[int, dict[str, OperatorCollectives]] = {}
+        self._seconds: dict[int, list[float]] = {}
+        self._contents: dict[int, list[int]] = {}
+        self._manner: _search.Manner | None = None
+        self._models: dict[int, _search.Model] = {}
+
+    def collectives(self, batch: int) -> dict[str, OperatorCollectives]:
+        if batch not in self._collectives:
+            self._collectives[batch] = collectives_of(
+                self.whole, self.styles, self.hardware, self.ranks, batch, self.precision
+            )
+        return self._collectives[batch]
+
+    @cached_property
+    def _signatures(self) -> list[int]:
+        """Of each operator of the chain: equal for those that differ in their names only."""
+        ids: dict[object, int] = {}
+        return [ids.setdefault(signature(o), len(ids)) for o in self.chain.description.operators]
+
+    def contents(self, batch: int) -> list[int]:
+        """Of each link: equal for those that differ in their names only."""
+        if batch not in self._contents:
+            ids: dict[object, int] = {}
+            waits, signatures = self.collectives(batch), self._signatures
+            operators = self.chain.description.operators
+            self._contents[batch] = [
+                ids.setdefault(
+                    (
+                        link.boundary_bytes_per_sample,
+                        tuple((signatures[i], waits.get(operators[i].name)) for i in link.operators),
+                    ),
+                    len(ids),
+                )
+                for link in self.chain.links
+            ]
+        return self._contents[batch]
+
+    def model(self, batch: int) -> _search.Model:
+        """Of the chain, with the times and waits of its operators in a micro-batch of that size."""
+        if batch not in self._models:
+            self._models[batch] = make_model(
+                self.chain.description,
+                self.hardware,
+                self.precision,
+                self.whole_names,
+                0,
+                batch,
+                self.collectives(batch),
+            )
+        return self._models[batch]
+
+    def manner(self, problem: SearchProblem) -> _search.Manner:
+        """How the chain is carried out, in the manner of a problem of a part of it: the same in all of a search."""
+        if self._manner is None:
+            self._manner = dataclasses.replace(problem, description=self.chain.description).manner()
+        return self._manner
+
+    def least_bytes(self, degrees: Degrees, batch: int, micro_batches: int, optimizer_state: int) -> int:
+        """About what a stage of an even cut holds if everything is sharded and recomputed: state, the inputs of blocks for
+        the mean of micro-batches in flight, and one block's activations."""
+        d, p = self.chain.description, degrees.pipeline
+        state = d.parameter_bytes * (2 + optimizer_state) // (degrees.data * p)
+        flight = sum(min(micro_batches, p - i) for i in range(p)) / p
+        return state + round(batch * (flight * self._inputs / p + self._largest))
+
+    @cached_property
+    def _inputs(self) -> int:
+        """Bytes of a sample that blocks keep if they are recomputed, and what is saved outside of blocks."""
+        d = self.chain.description
+        outside = sum(o.saved_bytes_per_sample for o in d.operators if o.block is None)
+        return outside + sum(b.input_bytes_per_sample for b in d.blocks)
+
+    @cached_property
+    def _largest(self) -> int:
+        """Bytes of a sample that the largest block saves."""
+        saved: dict[str, int] = {}
+        for o in self.chain.description.operators:
+            if o.block is not None:
+                saved[o.block] = saved.get(o.block, 0) + o.saved_bytes_per_sample
+        return max(saved.values(), default=0)
+
+    def link_seconds(self, batch: int) -> list[float]:
+        """Of each link, the forward and backward of a micro-batch, without data-parallel communication."""
+        if batch not in self._seconds:
+            d = self.chain.description
+            dtypes, waits = computing_dtypes(d, self.precision), self.collectives(batch)
+            known: dict[object, float] = {}
+            seconds = []
+            for o, content in zip(d.operators, self._signatures, strict=True):
+                key = (content, dtypes[o.name], o.name if o.name in self.hardware.gamma_s else "")
+                if key not in known:
+                    known[key] = compute_s(o, self.hardware, dtypes[o.name], d, batch).step(batch)
+                own = waits.get(o.name)
+                seconds.append(known[key] + (own.forward_s + own.backward_s if own is not None else 0.0))
+            self._seconds[batch] = [sum(seconds[i] for i in link.operators) for link in self.chain.links]
+        return self._seconds[batch]
+
+
+def tensor_degrees(asked: int | None, ranks: int, ranks_per_host: int, styled: bool) -> list[int]:
+    """None: all that divide a host, where there is a plan for sharing operators."""
+    if asked is not None:
+        return [asked]
+    return [t for t in _divisors(ranks_per_host) if ranks % t == 0] if styled else [1]
+
+
+def degrees_of(asked: int | None, tensor: int, ranks: int, links: int) -> Iterator[Degrees]:
+    """Degrees with the tensor-parallel one given. None: all numbers of stages up to `links` that divide the ranks."""
+    for pipeline in [asked] if asked is not None else _divisors(ranks // tensor):
+        if ranks % (tensor * pipeline) == 0 and (asked is not None or pipeline <= links):
+            yield Degrees(tensor, pipeline, ranks // (tensor * pipeline))
+
+
+def candidates_of(
+    sharing: Sharing,
+    degrees: Degrees,
+    ranks_per_host: int,
+    global_batch: int,
+    batch: int | None,
+    limit: int,
+    optimizer_state: int,
+    out: list[RuledOut],
+) -> list[Candidate]:
+    """With every micro-batch that is possible; adds to `out` what is not."""
+    t, p, d = degrees.tensor, degrees.pipeline, degrees.data
+
+    def no(why: str, size: int | None = None) -> list[Candidate]:
+        out.append(RuledOut(t, p, d, size, why))
+        return []
+
+    if why := Layout(degrees, ranks_per_host).problem():
+        return no(why)
+    try:
+        sharing.chain.check_stages(p)
+    except InvalidProblemError as error:
+        return no(str(error))
+    if global_batch % d:
+        return no(f"the global batch of {global_batch} is not divided by {d} replicas")
+    share = global_batch // d
+    sizes = [batch] if batch is not None else [b for b in _divisors(share) if b <= MOST_SAMPLES]
+    found = []
+    for size in sizes:
+        if share % size:
+            no(f"micro-batches of {size} do not divide a replica's {share} samples", size)
+            continue
+        held = sharing.least_bytes(degrees, size, share // size, optimizer_state)
+        if held > FAR_OVER * limit:
+            no(f"{LARGE} {format_bytes(held)}, if all of it is sharded and recomputed", size)
+            continue
+        seconds = sharing.link_seconds(size)
+        m = share // size
+        found.append(Candidate(degrees, size, m, max(m * max(seconds), bound_s(sum(seconds), p, m))))
+    return found
+
+
+# Note [The bound of a pipeline]
+# Stage i computes m micro-batches, t_i each; before its first forward and after its last backward every stage before it has
+# one pass each of a micro-batch, t_j in all. So a step takes at least max_i (m t_i + sum of t_j, j < i), whatever the
+# schedule. Over all ways to divide T among p stages that is least where all of them are equal: t_(i+1) = (1 - 1/m) t_i, and
+# then it is T / (1 - (1 - 1/m)^p). It also takes m times the largest link.
+def bound_s(seconds: float, stages: int, micro_batches: int) -> float:
+    return seconds / (1 - (1 - 1 / micro_batches) ** stages)
+
+
+# Above this part of the limit an estimate of what a stage holds at least rules out a candidate: cuts that are not even hold
+# less in one stage and more in another.
+FAR_OVER = 1.2
+LARGE = "a stage holds about"
+MOST_SAMPLES = 64  # of a micro-batch; products are as wide as they need to be long before
+
+
+def _divisors(n: int) -> list[int]:
+    return (
+        [k for k in range(1, n + 1) if n % k == 0]
+        if n <= 4096
+        else sorted({x for k in range(1, int(n**0.5) + 1) if n % k == 0 for x in (k, n // k)})
+    )

@@ -1,0 +1,167 @@
+"""The chain of a model: where it may be cut into stages, and what each stage is as a description of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from osdp.description.model_description import ModelDescription, Operator
+from osdp.errors import InvalidProblemError
+
+
+@dataclass(frozen=True)
+class Link:
+    """Neighbouring operators that stay together: a block, or an operator with parameters outside blocks, with those without
+    around it. `boundary_bytes_per_sample`: activations that pass into it, if a stage begins here.
+    """
+
+    name: str
+    operators: tuple[int, ...]  # positions in the description
+    boundary_bytes_per_sample: int
+
+
+# Note [The chain]
+# A stage is a range of links. A block is a link; so is each operator with parameters outside of blocks, but what comes
+# before the first block is one link (embeddings, positions), since a cut between embeddings separates what is added up.
+# What a module around several blocks computes itself, without parameters, is the end of forward: logits and loss. It
+# belongs to the last link. What passes a cut is the next block's input; behind the last block it is as large as that of the
+# last; without blocks, the inputs of the next linear, or what the next operator saves. Links that read the same parameter
+# are one: each stage holds its own.
+class Chain:
+    """The links of a description, of which `description` may be the local one of a rank."""
+
+    def __init__(self, description: ModelDescription) -> None:
+        self.description = description
+        self.links, self._tied = _joined(description, _links(description))
+
+    @property
+    def most_stages(self) -> int:
+        return len(self.links)
+
+    def check_stages(self, stages: int) -> None:
+        """Raise InvalidProblemError for more stages than links, with the parameter that joins some if one does."""
+        if stages <= len(self.links):
+            return
+        parts = f"pipeline_parallel={stages}: {self.description.name} can be cut into {len(self.links)} parts"
+        if self._tied:
+            raise InvalidProblemError(
+                f"{parts}, since {self._tied} is read in several: a tied weight, or one that is read outside of its own "
+                "module. Untie it (tie_word_embeddings=False), or have its module read it"
+            )
+        raise InvalidProblemError(f"{parts}: blocks, and what has parameters around them")
+
+    def stage(self, first: int, end: int) -> ModelDescription:
+        """Links [first, end) as a description: what is left out passes in and out as activations."""
+        d = self.description
+        chosen = sorted(i for link in self.links[first:end] for i in link.operators)
+        operators = tuple(d.operators[i] for i in chosen)
+        blocks = {o.block for o in operators}
+        return dataclasses.replace(
+            d,
+            operators=operators,
+            blocks=tuple(b for b in d.blocks if b.name in blocks),
+            input_bytes_per_sample=(
+                d.input_bytes_per_sample if first == 0 else self.links[first].boundary_bytes_per_sample
+            ),
+            output_bytes_per_sample=(
+                d.output_bytes_per_sample
+                if end == len(self.links)
+                else self.links[end].boundary_bytes_per_sample
+            ),
+            blocks_changing_inputs=tuple(n for n in d.blocks_changing_inputs if n in blocks),
+        )
+
+
+def _joined(d: ModelDescription, links: tuple[Link, ...]) -> tuple[tuple[Link, ...], str]:
+    """The links, those between which a parameter is read in several places joined; and the first such parameter."""
+    link_of = {i: at for at, link in enumerate(links) for i in link.operators}
+    spans: dict[str, tuple[int, int]] = {}  # of each module's operators
+    for i, o in enumerate(d.operators):
+        name, at = o.name, link_of[i]
+        while True:
+            first, last = spans.get(name, (at, at))
+            spans[name] = (min(first, at), max(last, at))
+            if not name:
+                break
+            name = name.rpartition(".")[0]
+    last_of = list(range(len(links)))  # by link, the last one that must be in its stage
+    tied = ""
+    for i, o in enumerate(d.operators):
+        if not o.parameters:
+            continue
+        reads = [spans.get(module, (link_of[i], link_of[i])) for module in o.gather_at]
+        first = min([link_of[i], *(r[0] for r in reads)])
+        last = max([link_of[i], *(r[1] for r in reads)])
+        if last > first:
+            tied = tied or o.parameters[0].name
+            last_of[first] = max(last_of[first], last)
+    joined: list[Link] = []
+    until = -1
+    for at, link in enumerate(links):
+        if at <= until:
+            before = joined.pop()
+            members = tuple(sorted((*before.operators, *link.operators)))
+            joined.append(dataclasses.replace(before, operators=members))
+        else:
+            joined.append(link)
+        until = max(until, last_of[at])
+    return tuple(joined), tied
+
+
+def _is_in(name: str, module: str) -> bool:
+    return not module or name == module or name.startswith(module + ".")
+
+
+def _links(d: ModelDescription) -> tuple[Link, ...]:
+    around = {
+        o.name for o in d.operators if o.block is None and not o.parameters and _holds_several(d, o.name)
+    }
+    groups: list[tuple[str, list[int]]] = []
+    ends: list[int] = []  # of the last link
+    waiting: list[int] = []  # operators without parameters before their link
+    has_blocks, seen_block, previous = bool(d.blocks), False, None
+    for i, o in enumerate(d.operators):
+        if o.name in around:
+            ends.append(i)
+        elif o.block is not None:
+            if previous != o.block:
+                groups.append((o.block, waiting))
+                waiting = []
+            groups[-1][1].append(i)
+            seen_block = True
+        elif not o.parameters:
+            (groups[-1][1] if groups else waiting).append(i)
+        elif has_blocks and not seen_block and groups:
+            groups[-1][1].append(i)
+        else:
+            groups.append((o.name, [*waiting, i]))
+            waiting = []
+        if o.name not in around:
+            previous = o.block
+    if not groups:
+        groups.append((d.name, []))
+    groups[-1][1].extend([*ends, *waiting])
+    inputs = {b.name: b.input_bytes_per_sample for b in d.blocks}
+    links, last = [], 0
+    for name, members in groups:
+        first = next((d.operators[i] for i in members if d.operators[i].parameters), None)
+        last = inputs.get(name, last or _reads(first))
+        links.append(Link(name, tuple(sorted(members)), last))
+    return tuple(links)
+
+
+def _holds_several(d: ModelDescription, module: str) -> bool:
+    """Whether a module holds more than one block, or, in a model without blocks, everything."""
+    if not d.blocks:
+        return module == ""
+    return sum(_is_in(b.name, module) and b.name != module for b in d.blocks) > 1 or module == ""
+
+
+def _reads(o: Operator | None) -> int:
+    if o is None:
+        return 0
+    if o.split_shape is not None and o.parameters:
+        rows = o.flops_per_sample // (2 * o.split_shape[0] * o.split_shape[1] * max(1, o.calls))
+        elements = max(1, sum(p.elements for p in o.parameters))
+        return rows * o.split_shape[1] * (o.parameter_bytes // elements)
+    return o.saved_bytes_per_sample

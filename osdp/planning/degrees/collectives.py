@@ -1,0 +1,108 @@
+"""Collectives inside tensor-parallel groups: which there are in a micro-batch, and how long computation waits for them.
+
+Note [Collectives of tensor parallelism]
+With r rows of activations (samples x tokens), of e bytes an element:
+
+| operator | forward | backward |
+|---|---|---|
+| row-wise linear, embedding along the vocabulary | all-reduce of r out e | - |
+| column-wise linears that read one input | - | all-reduce of r in e |
+| column-wise, gathered (a head whose logits are whole; an embedding along the width) | all-gather of r out e | - |
+| column-wise head whose loss is on parts of the vocabulary | two all-reduces of 4 r bytes | - |
+
+Under sequence parallelism an all-reduce is a reduce-scatter where it was, and an all-gather in the other pass. Gradients of
+whole weights under sequence parallelism are partial, and summed over the group once a step: small, and left out. All of
+these run on the stream that computes: nothing is beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from osdp import _search
+from osdp.description.model_description import ModelDescription, Operator
+from osdp.hardware.hardware import Hardware
+from osdp.plan.searched import Searched
+from osdp.plan.stage import OperatorCollectives
+from osdp.planning.core_inputs import computing_dtypes, itemsize, make_request
+
+
+def collectives_of(
+    description: ModelDescription,
+    styles: Mapping[str, str],
+    hardware: Hardware,
+    ranks: int,
+    batch: int,
+    precision: str,
+) -> dict[str, OperatorCollectives]:
+    """By operator of the whole (not local) description, in a micro-batch of that size; those without are left out."""
+    if ranks == 1:
+        return {}
+    seconds = _timer(description, hardware, ranks, precision)
+    sequence = "sequence" in styles.values()
+    widths = {
+        o.name: 4 if dtype == "tf32" else itemsize(dtype)
+        for (name, dtype), o in zip(
+            computing_dtypes(description, precision).items(), description.operators, strict=True
+        )
+    }
+    most_rows = max((_rows(o) for o in description.operators), default=0)
+    last = next((o.name for o in reversed(description.operators) if o.parameters), "")
+    found: dict[str, OperatorCollectives] = {}
+    reads: tuple[str, int] | None = None  # the module around the last column-wise linear, and its inputs
+    for o in description.operators:
+        style = styles.get(o.name, "")
+        if not o.parameters or not style or style == "sequence":
+            continue
+        rows, width = (_rows(o) or most_rows) * batch, widths[o.name]
+        outputs, inputs = _features(o)
+        forward = backward = 0.0
+        if style == "rowwise":
+            if sequence:
+                forward = seconds("reduce_scatter", rows * outputs * width)
+                backward = seconds("all_gather", rows * outputs * width)
+            else:
+                forward = seconds("all_reduce", rows * outputs * width)
+        elif o.kind != "Embedding":
+            around = (o.name.rpartition(".")[0], inputs)
+            if reads != around:
+                if sequence:
+                    forward = seconds("all_gather", rows * inputs * width)
+                    backward = seconds("reduce_scatter", rows * inputs * width)
+                else:
+                    backward = seconds("all_reduce", rows * inputs * width)
+            reads = around
+        if style == "colwise_gathered":
+            forward += seconds("all_gather", rows * outputs * width)
+        elif style == "colwise" and o.name == last:
+            forward += 2 * seconds("all_reduce", rows * 4)
+        if style != "colwise":
+            reads = None
+        if forward or backward:
+            found[o.name] = OperatorCollectives(forward, backward)
+    return found
+
+
+def _rows(o: Operator) -> int:
+    """Rows of a linear's products for each sample."""
+    if o.split_shape is None:
+        return 0
+    return o.flops_per_sample // (2 * o.split_shape[0] * o.split_shape[1] * max(1, o.calls))
+
+
+def _features(o: Operator) -> tuple[int, int]:
+    """(out, in) of a linear; of an embedding its width, twice."""
+    if o.split_shape is not None:
+        return o.split_shape
+    shape = next((p.shape for p in o.parameters if len(p.shape) == 2), (0, 0))
+    return (shape[1], shape[1]) if o.kind == "Embedding" else (shape[0], shape[1])
+
+
+def _timer(
+    description: ModelDescription, hardware: Hardware, ranks: int, precision: str
+) -> Callable[[str, int], float]:
+    searched = Searched(modes=("NO_SHARD",), granularity=(), checkpoint=("none",))
+    request = make_request(
+        description, hardware, searched, ranks=ranks, optimizer="sgd", precision=precision, cost="osdp"
+    )
+    return lambda kind, size: _search.collective_s(request.device, kind, size)

@@ -1,0 +1,104 @@
+"""The pipelines of one candidate, under uniform plans or searched ones, with their first cuts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from osdp import _search
+from osdp.hardware.hardware import Hardware
+from osdp.planning.degrees.candidates import Candidate, Sharing
+from osdp.planning.degrees.cuts import CutPipeline, Pipelines, StageOf, balanced
+from osdp.planning.degrees.layout import Layout
+from osdp.planning.degrees.stage_search import Effort, Manner, StageResult, StageSearches, most_bytes
+
+EVERY_MODE = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD")
+EVERY_WAY = ("none", "hold")
+
+
+class CandidatePipelines:
+    """What is known of one candidate's pipelines."""
+
+    def __init__(
+        self,
+        candidate: Candidate,
+        sharing: Sharing,
+        hardware: Hardware,
+        ranks_per_host: int,
+        manner: Manner,
+        schedule: str,
+    ) -> None:
+        degrees = candidate.degrees
+        self.candidate, self.sharing, self.hardware, self.manner = candidate, sharing, hardware, manner
+        self.layout, self.schedule = Layout(degrees, ranks_per_host), schedule
+
+    @cached_property
+    def searches(self) -> StageSearches:
+        candidate, sharing, hardware, manner = self.candidate, self.sharing, self.hardware, self.manner
+        degrees = candidate.degrees
+        return StageSearches(
+            sharing.chain,
+            sharing.collectives(candidate.batch),
+            sharing.contents(candidate.batch),
+            sharing.model(candidate.batch),
+            sharing.manner,
+            self.layout.machine(hardware),
+            manner,
+            tensor=degrees.tensor,
+            data=degrees.data,
+            data_hosts=self.layout.data_hosts,
+            batch=candidate.batch,
+            micro_batches=candidate.micro_batches,
+            stages=degrees.pipeline,
+        )
+
+    def pipelines(self, stage_of: StageOf) -> Pipelines:
+        return Pipelines(
+            links=self.sharing.chain.most_stages,
+            stages=self.candidate.degrees.pipeline,
+            schedule=self.schedule,
+            micro_batches=self.candidate.micro_batches,
+            most_bytes=most_bytes(self.manner.limit_bytes),
+            stage_of=stage_of,
+            sends=self.send_ps,
+        )
+
+    def send_ps(self, stage: int, link: int) -> int:
+        """Activations of a micro-batch, to the stage that begins at `link`."""
+        size = self.sharing.chain.links[link].boundary_bytes_per_sample * self.candidate.batch
+        return round(self.layout.send_s(self.hardware, stage, size) * 1e12)
+
+    @cached_property
+    def first_cut(self) -> tuple[int, ...]:
+        return balanced(self.sharing.link_seconds(self.candidate.batch), self.candidate.degrees.pipeline)
+
+    def uniform(
+        self, modes: Sequence[str], ways: Sequence[str], rounds: int, cut: Sequence[int] | None = None
+    ) -> CutPipeline:
+        """Each stage's best plan of one mode; boundaries are moved in so many rounds, further while a stage does not fit."""
+        own = tuple(m for m in modes if m in self.manner.searched.modes) or modes
+        allowed = self.manner.searched.checkpoint
+        again = tuple(w for w in ways if w in allowed) or allowed[:1]
+
+        def of(first: int, end: int, flight: int) -> StageResult:
+            return self.searches.uniform(first, end, flight, own, again)
+
+        found = self.pipelines(of).improved(cut or self.first_cut, rounds)
+        if not found.fits and rounds and found.peak_bytes <= 1.3 * self.manner.limit_bytes:
+            found = self.pipelines(of).improved(found.cuts, 4 * rounds)
+        return found
+
+    def searched(self, cut: Sequence[int], effort: Effort, rounds: int) -> CutPipeline:
+        return self.pipelines(lambda first, end, f: self.searches.searched(first, end, f, effort)).improved(
+            cut, rounds
+        )
+
+    def idle_share(self, pipeline: CutPipeline) -> float:
+        """Of all ranks' time, in which a stage waits for another."""
+        times = self.pipelines(_never).times(pipeline.stages, pipeline.cuts)
+        played = _search.play_schedule(self.schedule, times, self.candidate.micro_batches, False)
+        return 1 - sum(played.busy_ps) / (len(played.busy_ps) * played.step_ps) if played.step_ps else 0.0
+
+
+def _never(first: int, end: int, in_flight: int) -> StageResult:  # of what is known
+    raise AssertionError

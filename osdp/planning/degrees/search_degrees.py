@@ -1,0 +1,240 @@
+"""The search over degrees: candidates in order of their bounds, uniform plans first, then each stage's own search."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from osdp.base.byte_sizes import format_bytes
+from osdp.description.model_description import ModelDescription
+from osdp.errors import InfeasibleError, InvalidProblemError
+from osdp.hardware.hardware import Hardware
+from osdp.plan.parallel_plan import ParallelPlan, RuledOut, StagePlan
+from osdp.planning.core_inputs import OPTIMIZER_STATE
+from osdp.planning.degrees.alternatives import Alternatives
+from osdp.planning.degrees.candidates import (
+    LARGE,
+    Candidate,
+    Sharing,
+    candidates_of,
+    degrees_of,
+    tensor_degrees,
+)
+from osdp.planning.degrees.cuts import CutPipeline
+from osdp.planning.degrees.pipelines import EVERY_MODE, EVERY_WAY, CandidatePipelines
+from osdp.planning.degrees.stage_search import Effort, Manner
+
+# Note [The search over degrees]
+# 1. Every (tensor, pipeline, data) that divides the ranks, keeps tensor parallelism inside a host and can be cut, with every
+#    micro-batch that divides a replica's share of the batch, has a bound: its slowest stage computes for so long. In the
+#    order of bounds, each is played with uniform plans (one mode and one recomputation for a whole stage), until a bound is
+#    above the best step so far: those behind it are ruled out, which is proven.
+# 2. The few best (within NEAR of the best, at most MOST_SEARCHED) have each stage searched: its operators' choices over its
+#    data-parallel ranks under what its micro-batches in flight leave, with the planner's proof. Equal stages are searched
+#    once.
+# 3. The best of these is improved: a boundary is moved again, and its stages' local search plays more steps.
+# Degrees, micro-batches and cuts are enumerated so: a uniform plan that is NEAR slower may have been a better one's. A plan
+# of each stage is proven; that of all stages is the played step of these.
+NEAR, MOST_SEARCHED = 0.10, 3
+QUICK = Effort(gap=0.1, played_operators=4_000)
+PLAYED_OPERATORS = 60_000  # in the last search, over all different stages
+ROUNDS = 8  # of moved boundaries
+
+
+@dataclass
+class Search:
+    """One problem: the arguments of `osdp.search`, checked."""
+
+    description: ModelDescription
+    hardware: Hardware
+    ranks: int
+    hosts: int
+    global_batch: int
+    batch: int | None
+    tensor: int | None
+    pipeline: int | None
+    styles: Mapping[str, str]
+    tp_plan: Mapping[str, str]
+    schedule: str
+    manner: Manner
+    ruled_out: list[RuledOut] = field(default_factory=list)
+    _sharings: dict[int, Sharing] = field(default_factory=dict)
+
+    def sharing(self, tensor: int) -> Sharing:
+        if tensor not in self._sharings:
+            self._sharings[tensor] = Sharing(
+                self.description,
+                self.styles,
+                self.hardware,
+                self.manner.precision,
+                tensor,
+                self.manner.searched.whole,
+            )
+        return self._sharings[tensor]
+
+    def candidates(self) -> list[Candidate]:
+        """In the order of their bounds."""
+        per_host = self.ranks // self.hosts
+        found = []
+        for tensor in tensor_degrees(self.tensor, self.ranks, per_host, bool(self.styles)):
+            try:
+                sharing = self.sharing(tensor)
+            except InvalidProblemError as error:
+                if self.tensor is not None:
+                    raise
+                self.ruled_out.append(RuledOut(tensor, 1, self.ranks // tensor, None, str(error)))
+                continue
+            for degrees in degrees_of(self.pipeline, tensor, self.ranks, sharing.chain.most_stages):
+                found += candidates_of(
+                    sharing,
+                    degrees,
+                    per_host,
+                    self.global_batch,
+                    self.batch,
+                    self.manner.limit_bytes,
+                    OPTIMIZER_STATE[self.manner.optimizer],
+                    self.ruled_out,
+                )
+        return sorted(found, key=lambda c: (c.bound_s, c.degrees.tensor, c.degrees.pipeline, -c.batch))
+
+    def pipelines(self, candidate: Candidate) -> CandidatePipelines:
+        return CandidatePipelines(
+            candidate,
+            self.sharing(candidate.degrees.tensor),
+            self.hardware,
+            self.ranks // self.hosts,
+            self.manner,
+            self.schedule,
+        )
+
+
+def search_degrees(search: Search) -> ParallelPlan:
+    """The fastest that is found. Raises InfeasibleError if no degrees fit, InvalidProblemError if none exist."""
+    candidates = search.candidates()
+    if not candidates:
+        raise _none_exist(search)
+    known = [search.pipelines(c) for c in candidates]
+    uniform = list(_uniform(search, known))
+    fitting = sorted((u for u in uniform if u[1].fits), key=lambda u: u[1].step_ps)
+    near = [u for u in fitting if u[1].step_ps <= (1 + NEAR) * fitting[0][1].step_ps][:MOST_SEARCHED]
+    if not near:  # a plan of several modes may fit where none of one does
+        near = sorted(uniform, key=lambda u: u[1].rank)[:MOST_SEARCHED]
+    found = [(p, p.searched(cut.cuts, QUICK, ROUNDS if not cut.fits else 0)) for p, cut in near]
+    pipelines, best = min(found, key=lambda f: f[1].rank)
+    if not best.fits:
+        raise InfeasibleError(_nothing_fits(search, pipelines, best), None, None)
+    for other, cut in found:
+        if other is not pipelines:
+            _rule_out(
+                search,
+                other,
+                f"searched: its step takes {cut.step_ps * 1e-12:.4g} s" if cut.fits else _over(cut),
+            )
+    best = pipelines.searched(best.cuts, QUICK, 1)
+    different = max(1, len({pipelines.searches.key(*c) for c in _keys(pipelines, best)}))
+    effort = Effort(search.manner.searched.gap, PLAYED_OPERATORS // different)
+    last = pipelines.searched(best.cuts, effort, 0)
+    if last.rank > best.rank:
+        last, effort = best, QUICK
+    alternatives = Alternatives(known, search.tensor is not None or search.pipeline is not None)
+    return _plan(search, pipelines, last, effort, alternatives.all())
+
+
+def _uniform(
+    search: Search, known: list[CandidatePipelines]
+) -> Iterator[tuple[CandidatePipelines, CutPipeline]]:
+    best: int | None = None
+    for pipelines in known:
+        if best is not None and pipelines.candidate.bound_s * 1e12 >= best:
+            _rule_out(search, pipelines, f"a step takes {pipelines.candidate.bound_s:.4g} s at least")
+            continue
+        found = pipelines.uniform(EVERY_MODE, EVERY_WAY, 0)
+        if not found.fits and found.peak_bytes <= 1.3 * search.manner.limit_bytes:
+            found = pipelines.uniform(EVERY_MODE, EVERY_WAY, ROUNDS)
+        near = best is None or found.step_ps <= (1 + NEAR) * best
+        if found.fits and near:
+            found = pipelines.uniform(EVERY_MODE, EVERY_WAY, ROUNDS, found.cuts)
+        if found.fits:
+            best = found.step_ps if best is None else min(best, found.step_ps)
+        if not found.fits or not near:
+            _rule_out(
+                search,
+                pipelines,
+                f"its step takes {found.step_ps * 1e-12:.4g} s" if found.fits else _over(found),
+            )
+        yield pipelines, found
+
+
+def _keys(pipelines: CandidatePipelines, cut: CutPipeline) -> Iterator[tuple[int, int, int]]:
+    from osdp import _search
+
+    p, m = len(cut.stages), pipelines.candidate.micro_batches
+    for i in range(p):
+        yield cut.cuts[i], cut.cuts[i + 1], _search.most_in_flight(pipelines.schedule, p, i, m)
+
+
+def _rule_out(search: Search, pipelines: CandidatePipelines, why: str) -> None:
+    d = pipelines.candidate.degrees
+    search.ruled_out.append(RuledOut(d.tensor, d.pipeline, d.data, pipelines.candidate.batch, why))
+
+
+def _over(cut: CutPipeline) -> str:
+    worst = max(range(len(cut.stages)), key=lambda i: cut.stages[i].peak_bytes)
+    return f"stage {worst} holds {format_bytes(cut.stages[worst].peak_bytes)}"
+
+
+def _plan(
+    search: Search, pipelines: CandidatePipelines, cut: CutPipeline, effort: Effort, alternatives: object
+) -> ParallelPlan:
+    c = pipelines.candidate
+    links = pipelines.sharing.chain.links
+    stages = tuple(
+        StagePlan(
+            tuple(link.name for link in links[first:end]),
+            pipelines.searches.plan(first, end, in_flight, i, effort),
+        )
+        for i, (first, end, in_flight) in enumerate(_keys(pipelines, cut))
+    )
+    return ParallelPlan(
+        description=search.description,
+        hardware=search.hardware,
+        world_size=search.ranks,
+        hosts=search.hosts,
+        tensor_parallel=c.degrees.tensor,
+        pipeline_parallel=c.degrees.pipeline,
+        data_parallel=c.degrees.data,
+        tp_plan=dict(search.tp_plan),
+        schedule=search.schedule,
+        global_batch_size=search.global_batch,
+        micro_batch_size=c.batch,
+        micro_batches=c.micro_batches,
+        memory_limit_bytes=search.manner.limit_bytes,
+        stages=stages,
+        step_time_s=cut.step_ps * 1e-12,
+        idle_share=pipelines.idle_share(cut),
+        alternatives=alternatives,  # type: ignore[arg-type]
+        ruled_out=tuple(search.ruled_out),
+    )
+
+
+def _none_exist(search: Search) -> InvalidProblemError | InfeasibleError:
+    if large := [r for r in search.ruled_out if r.why.startswith(LARGE)]:
+        r = min(large, key=lambda r: (r.micro_batch_size or 0, r.tensor_parallel * r.pipeline_parallel))
+        return InfeasibleError(
+            f"no degrees fit {format_bytes(search.manner.limit_bytes)}; with tensor {r.tensor_parallel}, pipeline "
+            f"{r.pipeline_parallel}, data {r.data_parallel} and micro-batches of {r.micro_batch_size} {r.why}"
+        )
+    why = "; ".join(dict.fromkeys(r.why for r in search.ruled_out)) or (
+        f"tensor_parallel x pipeline_parallel does not divide the world size {search.ranks}"
+    )
+    return InvalidProblemError(
+        f"no degrees of {search.ranks} ranks on {search.hosts} hosts are possible: {why}"
+    )
+
+
+def _nothing_fits(search: Search, pipelines: CandidatePipelines, cut: CutPipeline) -> str:
+    d = pipelines.candidate.degrees
+    return (
+        f"no degrees fit {format_bytes(search.manner.limit_bytes)}; the nearest are tensor {d.tensor}, pipeline "
+        f"{d.pipeline}, data {d.data} with micro-batches of {pipelines.candidate.batch}, where {_over(cut)}"
+    )

@@ -1,0 +1,250 @@
+"""The search for a stage's plan: equal stages are searched once, whatever their names."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from osdp import _search
+from osdp.errors import InfeasibleError
+from osdp.hardware.hardware import Hardware
+from osdp.plan.plan import Plan
+from osdp.plan.searched import Searched
+from osdp.plan.stage import OperatorCollectives, Stage
+from osdp.planning.degrees.chain import Chain
+from osdp.planning.plan_builder import plan_of
+from osdp.planning.search_problem import SearchProblem
+
+_LEAST = ("none", "regather")
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """A stage under one plan: what its passes take, and the most that it holds. `fits` is false of the least that it could
+    hold, where nothing fits."""
+
+    times: _search.StageTimes
+    peak_bytes: int
+    plan: _search.Plan
+    what: str  # in words: "NO_SHARD", "FULL_SHARD, recomputed", "searched"
+    fits: bool = True
+
+    def step_ps(self, micro_batches: int) -> int:
+        """Of the stage alone: it never waits."""
+        t, m = self.times, micro_batches
+        passes = t.first_forward_ps + (m - 1) * (t.forward_ps + t.backward_ps) + t.last_backward_ps
+        return passes + t.optimizer_ps
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Where the search of a stage ends: at a gap, and after so many operators in steps that local search plays."""
+
+    gap: float
+    played_operators: int
+
+
+@dataclass(frozen=True)
+class Manner:
+    """What the searches of all stages have in common: `osdp.search`'s arguments."""
+
+    optimizer: str
+    precision: str
+    limit_bytes: int
+    searched: Searched
+    separate_reductions: bool
+
+
+class StageSearches:
+    """The stages of a chain for one tensor-parallel degree, one data-parallel group and one micro-batch. `contents`: of each
+    link, equal for those that differ in their names only; `model`: of the chain, with its times in a micro-batch;
+    `core_manner`: of the chain, for a problem of a part."""
+
+    def __init__(
+        self,
+        chain: Chain,
+        collectives: dict[str, OperatorCollectives],
+        contents: Sequence[int],
+        model: _search.Model,
+        core_manner: Callable[[SearchProblem], _search.Manner],
+        hardware: Hardware,
+        manner: Manner,
+        *,
+        tensor: int,
+        data: int,
+        data_hosts: int,
+        batch: int,
+        micro_batches: int,
+        stages: int,
+    ) -> None:
+        self.chain, self.collectives, self.hardware, self.manner = chain, collectives, hardware, manner
+        self.tensor, self.data, self.data_hosts = tensor, data, data_hosts
+        self.batch, self.micro_batches, self.stages = batch, micro_batches, stages
+        self._content, self._model = contents, model
+        self._core_manner = core_manner
+        self._uniform: dict[object, list[tuple[StageResult, int]]] = {}
+        self._answers: dict[object, _search.Answer] = {}
+        self._problems: dict[object, SearchProblem] = {}
+
+    def key(self, first: int, end: int, in_flight: int) -> object:
+        """Equal for stages that differ in their names only."""
+        last = end == len(self._content)
+        after = 0 if last else self.chain.links[end].boundary_bytes_per_sample
+        return (tuple(self._content[first:end]), first == 0, last, after, in_flight)
+
+    def problem(self, first: int, end: int, in_flight: int, index: int = 0) -> SearchProblem:
+        description = self.chain.stage(first, end)
+        names = {o.name for o in description.operators}
+        stage = Stage(
+            index=index,
+            stages=self.stages,
+            in_flight=in_flight,
+            micro_batches=self.micro_batches,
+            tensor_parallel=self.tensor,
+            collectives={name: c for name, c in self.collectives.items() if name in names},
+        )
+        searched = self.manner.searched
+        hosts = self.data_hosts
+        inside = 1 < hosts < self.data  # several ranks on each of several hosts
+        modes = searched.modes if inside else tuple(m for m in searched.modes if m != "HYBRID_SHARD")
+        problem = SearchProblem(
+            description,
+            self.hardware,
+            self.data,
+            self.manner.optimizer,
+            self.manner.precision,
+            "osdp",
+            self.manner.separate_reductions,
+            dataclasses.replace(
+                searched,
+                modes=modes,
+                batch_size=self.batch,
+                global_batch_size=self.batch * self.micro_batches * self.data,
+                hosts=hosts,
+                stage=stage,
+            ),
+        )
+        # Its planner is a part of the chain's, instead of made anew.
+        problem.__dict__["planner"] = problem.planner_of(*self._part(first, end, problem))
+        return problem
+
+    def _part(self, first: int, end: int, problem: SearchProblem) -> tuple[_search.Model, _search.Manner]:
+        chosen = sorted(i for link in self.chain.links[first:end] for i in link.operators)
+        _, held, always = problem.around_operators()
+        return (
+            _search.part_of_model(self._model, chosen, held, always),
+            _search.part_of_manner(self._core_manner(problem), chosen),
+        )
+
+    def uniform(
+        self, first: int, end: int, in_flight: int, modes: Sequence[str], ways: Sequence[str]
+    ) -> StageResult:
+        """The fastest plan of one mode and one recomputation that fits; if none does, the one that holds least."""
+        most, found = most_bytes(self.manner.limit_bytes), []
+        for result, others in self._uniform_plans(first, end, modes, ways):
+            peak = result.peak_bytes + (in_flight - 1) * others
+            found.append(dataclasses.replace(result, peak_bytes=peak, fits=peak <= most))
+        fitting = [r for r in found if r.fits]
+        if fitting:
+            return min(fitting, key=lambda r: (r.step_ps(self.micro_batches), r.peak_bytes))
+        return min(found, key=lambda r: r.peak_bytes)
+
+    def _uniform_plans(
+        self, first: int, end: int, modes: Sequence[str], ways: Sequence[str]
+    ) -> list[tuple[StageResult, int]]:
+        """Each with one micro-batch in flight, and the bytes of every further one."""
+        key = self.key(first, end, 1)
+        found = []
+        for mode in modes if self.data > 1 else ("NO_SHARD",):
+            for way in ways:
+                at = (key, mode, way)
+                if at not in self._uniform:
+                    problem = self._problem_of(first, end)
+                    self._uniform[at] = _uniform_plans(problem, mode, way, self.batch, self.micro_batches)
+                found.extend(self._uniform[at])
+        return found
+
+    def _problem_of(self, first: int, end: int) -> SearchProblem:
+        key = self.key(first, end, 1)
+        if key not in self._problems:
+            self._problems[key] = self.problem(first, end, 1)
+        return self._problems[key]
+
+    def searched(self, first: int, end: int, in_flight: int, effort: Effort) -> StageResult:
+        """The best plan that the search finds, uniform ones among them; where there is none, the one that holds least."""
+        answer = self._answer(first, end, in_flight, effort)
+        if not answer.feasible:
+            least = self.uniform(first, end, in_flight, ("FULL_SHARD",), _LEAST)
+            return dataclasses.replace(
+                least, peak_bytes=max(answer.smallest_limit_bytes, self.manner.limit_bytes + 1), fits=False
+            )
+        times = times_of(answer.played, self.micro_batches)
+        return StageResult(times, answer.peak_bytes, answer.plan, "searched")
+
+    def _answer(self, first: int, end: int, in_flight: int, effort: Effort) -> _search.Answer:
+        key = (self.key(first, end, in_flight), effort)
+        if key not in self._answers:
+            problem = self.problem(first, end, in_flight)
+            wish = problem.wish(self.manner.limit_bytes, gap=max(effort.gap, problem.searched.gap))
+            wish.played_operators = effort.played_operators
+            answer = problem.planner.search(wish)
+            best = self.uniform(first, end, in_flight, problem.searched.modes, problem.searched.checkpoint)
+            if best.fits and not (
+                answer.feasible and answer.played.step_ps <= best.step_ps(self.micro_batches)
+            ):
+                answer = _search.Answer(
+                    plan=best.plan,
+                    peak_bytes=best.peak_bytes,
+                    limit_bytes=self.manner.limit_bytes,
+                    played=problem.planner.play(best.plan),
+                    proof=answer.proof,
+                )
+            self._answers[key] = answer
+        return self._answers[key]
+
+    def plan(self, first: int, end: int, in_flight: int, index: int, effort: Effort) -> Plan:
+        """The plan that `searched` found, with this stage's names. Raises InfeasibleError if there is none."""
+        answer = self._answer(first, end, in_flight, effort)
+        if not answer.feasible:
+            raise InfeasibleError(f"stage {index} has no plan", answer.smallest_limit_bytes, None)
+        return plan_of(self.problem(first, end, in_flight, index), answer)
+
+
+def _uniform_plans(
+    problem: SearchProblem, mode: str, way: str, batch: int, micro_batches: int
+) -> list[tuple[StageResult, int]]:
+    """That gathers ahead as far as two units, and that does not; each with what a further micro-batch in flight holds."""
+    d = problem.description
+    others = batch * d.input_bytes_per_sample
+    for o in d.operators:
+        if o.block is None or way == "none":
+            others += batch * o.saved_bytes_per_sample + o.saved_bytes_fixed
+    if way != "none":
+        others += batch * sum(b.input_bytes_per_sample for b in d.blocks)
+    choices = [_search.Choice(mode, 1, 0 if mode == "NO_SHARD" else 1)] * len(d.operators)
+    words = mode + (", recomputed" if way != "none" and d.blocks else "")
+    found = []
+    for ahead in (0,) if mode == "NO_SHARD" or problem.ranks == 1 else (0, 1):
+        plan = _search.Plan(_search.Batch(batch, micro_batches), choices, [way] * len(d.blocks), ahead)
+        times = times_of(problem.planner.play(plan), micro_batches)
+        found.append((StageResult(times, problem.planner.largest_peak(plan), plan, words), others))
+    return found
+
+
+def most_bytes(limit: int) -> int:
+    """What a plan's largest peak may take of a limit: Note [What fits] in csrc/search/planner/peak_limit.hpp."""
+    return limit - limit // 100
+
+
+def times_of(played: _search.PlayedStep, micro_batches: int) -> _search.StageTimes:
+    """What the passes of the stage's micro-batches take, from the first, one between, and the last."""
+    passes = played.passes_ps
+    middle = 1 if micro_batches > 2 else 0
+    return _search.StageTimes(
+        first_forward_ps=passes[0],
+        forward_ps=passes[2] if micro_batches > 1 else passes[0],
+        backward_ps=passes[1 + 2 * middle],
+        last_backward_ps=passes[-1],
+        optimizer_ps=played.optimizer_ps,
+    )

@@ -1,0 +1,90 @@
+"""Schedules of pipelines, played: known steps, and what a schedule can never beat."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from osdp import _search
+
+
+def times(forward: int, backward: int, optimizer: int = 0, send: int = 0) -> _search.StageTimes:
+    return _search.StageTimes(
+        first_forward_ps=forward,
+        forward_ps=forward,
+        backward_ps=backward,
+        last_backward_ps=backward,
+        optimizer_ps=optimizer,
+        send_activations_ps=send,
+        send_gradients_ps=send,
+    )
+
+
+@pytest.mark.parametrize("schedule", _search.SCHEDULES)
+def test_equal_stages_take_the_known_step(schedule: str) -> None:
+    for stages in (1, 2, 5):
+        for micro_batches in (1, 2, 9):
+            played = _search.play_schedule(schedule, [times(10, 20, 3)] * stages, micro_batches)
+            assert played.step_ps == (micro_batches + stages - 1) * 30 + 3
+            assert played.busy_ps == [micro_batches * 30 + 3] * stages
+
+
+def test_what_is_sent_delays_the_next_stage() -> None:
+    # The forward arrives after 10 + 4; the gradient, sent at 44, after 4 more.
+    played = _search.play_schedule("1f1b", [times(10, 20, send=4), times(10, 20, send=4)], 1, True)
+    assert played.step_ps == 10 + 4 + 30 + 4 + 20
+    assert [(e.stage, e.forward, e.begin_ps) for e in played.events] == [
+        (0, True, 0), (1, True, 14), (1, False, 24), (0, False, 48),
+    ]  # fmt: skip
+
+
+def test_the_first_forward_and_the_last_backward_have_times_of_their_own() -> None:
+    stage = _search.StageTimes(
+        first_forward_ps=100, forward_ps=10, backward_ps=20, last_backward_ps=200, optimizer_ps=0
+    )
+    assert _search.play_schedule("1f1b", [stage], 4).step_ps == 100 + 3 * 10 + 3 * 20 + 200
+
+
+STAGE = st.tuples(st.integers(0, 50), st.integers(0, 50), st.integers(0, 9), st.integers(0, 20))
+
+
+@given(st.lists(STAGE, min_size=1, max_size=6), st.integers(1, 9), st.sampled_from(_search.SCHEDULES))
+def test_every_pass_has_its_input_and_no_stage_does_two_things_at_once(
+    stages: list[tuple[int, int, int, int]], micro_batches: int, schedule: str
+) -> None:
+    given_times = [times(*s) for s in stages]
+    played = _search.play_schedule(schedule, given_times, micro_batches, True)
+    p = len(stages)
+    end = {(e.stage, e.micro_batch, e.forward): e.end_ps for e in played.events}
+    assert len(end) == 2 * p * micro_batches
+    held = most = 0
+    for i in range(p):
+        own = [e for e in played.events if e.stage == i]
+        own.sort(key=lambda e: (e.begin_ps, e.end_ps))
+        assert all(a.end_ps <= b.begin_ps for a, b in itertools.pairwise(own))
+        for e in own:
+            if e.forward and i > 0:
+                assert e.begin_ps >= end[i - 1, e.micro_batch, True] + stages[i - 1][3]
+            if not e.forward:
+                assert e.begin_ps >= end[i, e.micro_batch, True]
+                if i + 1 < p:
+                    assert e.begin_ps >= end[i + 1, e.micro_batch, False] + stages[i + 1][3]
+    # What is in flight at most, in the order of the first stage's passes.
+    order = sorted((e for e in played.events if e.stage == 0), key=lambda e: (e.end_ps, not e.forward))
+    for e in order:
+        held += 1 if e.forward else -1
+        most = max(most, held)
+    if all(s[0] and s[1] for s in stages):
+        assert most <= _search.most_in_flight(schedule, p, 0, micro_batches)
+    # The bound of candidates: before and after a stage's passes, those of the stages before it.
+    before = 0
+    for forward, backward, _, _ in stages:
+        assert played.step_ps >= before + micro_batches * (forward + backward)
+        before += forward + backward
+
+
+def test_bad_times_are_refused() -> None:
+    for stages, micro_batches in (([], 1), ([times(1, 1)], 0), ([times(-1, 1)], 1), ([times(2**61, 1)], 2)):
+        with pytest.raises(_search.InvalidProblem):
+            _search.play_schedule("1f1b", stages, micro_batches)

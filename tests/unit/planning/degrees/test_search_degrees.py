@@ -1,0 +1,221 @@
+"""osdp.search with degrees: against brute force over degrees, cuts and small plans, each played; what it refuses."""
+
+import dataclasses
+import itertools
+import json
+import re
+from typing import Any
+
+import pytest
+
+import osdp
+from osdp import _search
+from osdp.description.model_description import ModelDescription
+from osdp.planning.degrees.chain import Chain
+from osdp.planning.degrees.search_degrees import Search, search_degrees
+from osdp.planning.degrees.stage_search import Manner, StageResult, most_bytes, times_of
+from osdp.planning.degrees.styles import styles_of
+from osdp.planning.search_problem import SearchProblem
+from tests.unit.gpt_descriptions import gpt, linear, operator
+from tests.unit.planning.degrees.problems import STYLES, hosts_machine, searched
+
+
+def test_the_answer_is_data_that_verifies() -> None:
+    plan = searched()
+    assert osdp.verify(plan) == ""
+    assert osdp.ParallelPlan.loads(plan.dumps()) == plan
+    names = [o.name for s in plan.stages for o in s.plan.description.operators]
+    assert sorted(names) == sorted(o.name for o in plan.description.operators)
+    timeline = plan.simulate()
+    assert timeline.step_time_s == plan.step_time_s and timeline.idle_share == pytest.approx(plan.idle_share)
+    assert len(timeline.passes) == 2 * plan.pipeline_parallel * plan.micro_batches
+    text = str(plan)
+    for word in ("tensor", "stage", "FSDP", "3D", "ruled out"):
+        assert word in text
+    assert "> forward" in str(timeline)
+
+
+def test_with_more_means_nothing_is_slower() -> None:
+    for memory in ("2500KiB", "4MiB"):
+        plan = searched(memory=memory)
+        steps = {a.name: a.step_time_s for a in plan.alternatives}
+        own = [s for s in steps.values() if s is not None]
+        assert own and plan.step_time_s <= min(own) * (1 + 1e-9)
+        parts = [steps[n] for n in ("DP", "TP", "PP") if steps[n] is not None]
+        assert all(steps["3D"] <= s for s in parts)
+
+
+def test_stages_differ_where_the_model_does() -> None:
+    """A head as heavy as all blocks together gets a stage of its own, and an even cut would be slower."""
+    blocks = gpt(3, 64, vocabulary=100)
+    heavy = linear("head", 3000, 64, 128)
+    model = dataclasses.replace(blocks, operators=(*blocks.operators[:-1], heavy))
+    plan = searched(model, tensor_parallel=1, pipeline_parallel=2, memory="8MiB", tp_plan=None)
+    assert plan.stages[-1].modules[-1] == "head" and len(plan.stages[-1].modules) < len(
+        plan.stages[0].modules
+    )
+    work = [sum(o.flops_per_sample for o in s.plan.description.operators) for s in plan.stages]
+    assert max(work) < 0.75 * sum(work)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"tensor_parallel": 3}, "tensor_parallel=3 does not divide the world size 8"),
+        ({"pipeline_parallel": 3}, "pipeline_parallel=3 does not divide the world size 8"),
+        ({"tensor_parallel": 4, "pipeline_parallel": 4}, "tensor_parallel=4 x pipeline_parallel=4 does not divide"),
+        ({"tensor_parallel": 8, "hosts": 2}, "tensor_parallel=8: its ranks must divide a host's, 4"),
+        ({"tensor_parallel": "all"}, "tensor_parallel must be 'auto' or a number of ranks, got 'all'"),
+        ({"tensor_parallel": 2, "tp_plan": {"h.*.nothing": "colwise"}}, "tp_plan['h.*.nothing'] names no module"),
+        ({"tensor_parallel": 2, "tp_plan": None}, "tensor_parallel=2 needs tp_plan="),
+        ({"tensor_parallel": None, "pipeline_parallel": None}, "tp_plan is given, but tensor_parallel is not"),
+        ({"global_batch_size": None}, "set global_batch_size="),
+        ({"global_batch_size": 6, "tensor_parallel": 1, "pipeline_parallel": 2}, "global batch of 6 is not divided by 4"),
+        ({"schedule": "zigzag"}, "schedule must be one of '1f1b', 'gpipe'"),
+        ({"pipeline_parallel": 8, "tensor_parallel": 1}, "pipeline_parallel=8: GPT can be cut into 7 parts"),
+        ({"batch_size": 3, "pipeline_parallel": 1, "tensor_parallel": 1}, "micro-batches of 3 do not divide"),
+        ({"objective": "batch"}, "degrees are searched with cost='osdp'"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_named(asked: dict[str, Any], said: str) -> None:
+    with pytest.raises(osdp.InvalidProblemError, match=re.escape(said)):
+        searched(**asked)
+
+
+def test_a_tied_weight_across_stages_is_named() -> None:
+    model = gpt(3, 64)
+    tied = dataclasses.replace(model.operators[0], gather_at=("wte", "head"), calls=2)
+    model = dataclasses.replace(model, operators=(tied, *model.operators[1:-1]))
+    untied = operator("head", "Head", {}, flops=1000)
+    model = dataclasses.replace(model, operators=(*model.operators, untied))
+    with pytest.raises(osdp.InvalidProblemError, match=r"wte.weight is read in several: a tied weight"):
+        searched(model, pipeline_parallel=2, tensor_parallel=1)
+    assert searched(model, memory="16MiB").pipeline_parallel == 1
+
+
+def test_what_fits_nowhere_is_an_error_that_names_the_nearest() -> None:
+    with pytest.raises(osdp.InfeasibleError, match=r"no degrees fit 10.0 KiB; with tensor"):
+        searched(memory="10KiB")
+    with pytest.raises(osdp.InfeasibleError, match=r"no degrees fit 1.17 MiB; the nearest are tensor"):
+        searched(memory="1200KiB")
+
+
+def test_a_changed_answer_is_noticed() -> None:
+    plan = searched(tensor_parallel=2, pipeline_parallel=2)
+    data = json.loads(plan.dumps())
+
+    def wrong(**changes: Any) -> str:
+        try:
+            return osdp.verify(osdp.ParallelPlan.loads(json.dumps({**data, **changes})))
+        except osdp.FormatError as error:
+            return str(error)
+
+    assert wrong() == ""
+    assert "step_time_s" in wrong(step_time_s=data["step_time_s"] * 0.99)
+    assert "data_parallel" in wrong(data_parallel=4)
+    assert "stages" in wrong(stages=data["stages"][:1])
+    assert wrong(tp_plan={"h.*.mlp.fc": "colwise", "h.*.mlp.proj": "rowwise"}) != ""
+    assert wrong(hosts=2) != ""
+    assert wrong(schedule="gpipe") != ""
+    other = json.loads(json.dumps(data["stages"]))
+    other[0]["plan"]["searched"]["stage"]["in_flight"] = 1
+    assert "stages[0]" in wrong(stages=other)
+    swapped = json.loads(json.dumps(data["stages"]))
+    swapped[0]["modules"], swapped[1]["modules"] = swapped[1]["modules"], swapped[0]["modules"]
+    assert "its modules" in wrong(stages=swapped)
+
+
+# --- brute force
+
+
+def small(layers: int, width: int) -> ModelDescription:
+    """Of blocks of two linear operators each, and a head."""
+    whole = gpt(layers, width, tokens=16, vocabulary=64)
+    keep = [o for o in whole.operators if o.name.endswith(("mlp.fc", "mlp.proj", "head"))]
+    return dataclasses.replace(whole, operators=tuple(keep), input_bytes_per_sample=0)
+
+
+def every_played_pipeline(search: Search) -> int:
+    """The fastest step over all degrees, micro-batches, cuts, and plans of a mode for each operator."""
+    best = 2**61
+    modes = search.manner.searched.modes
+    for candidate in search.candidates():
+        pipelines = search.pipelines(candidate)
+        links, p = pipelines.sharing.chain.most_stages, candidate.degrees.pipeline
+        plans: dict[tuple[int, int, int], StageResult | None] = {}
+        for inner in itertools.combinations(range(1, links), p - 1):
+            cuts = (0, *inner, links)
+            results = []
+            for i in range(p):
+                flight = _search.most_in_flight(search.schedule, p, i, candidate.micro_batches)
+                at = (cuts[i], cuts[i + 1], flight)
+                if at not in plans:
+                    plans[at] = fastest_plan(pipelines.searches.problem(*at), modes, search.manner, candidate)
+                results.append(plans[at])
+            if any(r is None for r in results):
+                continue
+            times = pipelines.pipelines(None).times(results, cuts)  # type: ignore[arg-type]
+            best = min(best, _search.play_schedule(search.schedule, times, candidate.micro_batches).step_ps)
+    return best
+
+
+def fastest_plan(problem: SearchProblem, modes: Any, manner: Manner, candidate: Any) -> StageResult | None:
+    d, best = problem.description, None
+    batch = _search.Batch(candidate.batch, candidate.micro_batches)
+    own = [i for i, o in enumerate(d.operators) if o.parameters]
+    for way in manner.searched.checkpoint:
+        for picked in itertools.product(modes if problem.ranks > 1 else ("NO_SHARD",), repeat=len(own)):
+            choices = [_search.Choice() for _ in d.operators]
+            for i, mode in zip(own, picked, strict=True):
+                choices[i] = _search.Choice(mode, 1, 0 if mode == "NO_SHARD" else 1)
+            plan = _search.Plan(batch, choices, [way] * len(d.blocks))
+            peak = problem.planner.largest_peak(plan)
+            if peak > most_bytes(manner.limit_bytes):
+                continue
+            times = times_of(problem.planner.play(plan), candidate.micro_batches)
+            result = StageResult(times, peak, plan, "listed")
+            if best is None or result.step_ps(candidate.micro_batches) < best.step_ps(
+                candidate.micro_batches
+            ):
+                best = result
+    return best
+
+
+@pytest.mark.parametrize(
+    ("layers", "width", "memory"), [(2, 32, 180_000), (3, 32, 220_000), (2, 64, 600_000)]
+)
+def test_no_listed_pipeline_is_faster_than_the_gap(
+    layers: int, width: int, memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caught: list[Search] = []
+
+    def catch(search: Search) -> osdp.ParallelPlan:
+        caught.append(search)
+        return search_degrees(search)
+
+    monkeypatch.setattr("osdp.planning.degrees.arguments.search_degrees", catch)
+    model = small(layers, width)
+    plan = searched(
+        model,
+        memory=memory,
+        world_size=4,
+        hardware=hosts_machine(4),
+        global_batch_size=8,
+        granularity=1,
+        modes=("NO_SHARD", "FULL_SHARD"),
+        checkpoint=("none", "hold"),
+        tp_plan={n: s for n, s in STYLES.items() if ".mlp." in n},
+    )
+    assert osdp.verify(plan) == ""
+    best = every_played_pipeline(caught[0])
+    assert plan.step_time_s * 1e12 <= best * 1.01
+
+
+def test_links_are_blocks_and_what_is_around_them() -> None:
+    chain = Chain(gpt(2, 64))
+    assert [link.name for link in chain.links] == ["wte", "h.0", "h.1", "ln_f", "head"]
+    assert chain.links[1].boundary_bytes_per_sample == chain.description.blocks[0].input_bytes_per_sample
+    first, second = chain.stage(0, 2), chain.stage(2, 5)
+    assert [b.name for b in first.blocks] == ["h.0"] and [b.name for b in second.blocks] == ["h.1"]
+    assert second.input_bytes_per_sample == first.output_bytes_per_sample == 4 * 128 * 64
+    assert styles_of(first, {"h.*.mlp.fc": "colwise"}) == {"h.0.mlp.fc": "colwise"}

@@ -33,6 +33,8 @@ def searched(description: ModelDescription | None = None, **asked: Any) -> osdp.
         "tensor_parallel": "auto",
         "pipeline_parallel": "auto",
         "tp_plan": STYLES,
+        "granularity": 1,
+        "gap": 0.3,  # local search is not what these tests are about
         **asked,
     }
     found = osdp.search(description or gpt(4, 64), **options)

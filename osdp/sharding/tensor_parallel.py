@@ -24,6 +24,7 @@ from osdp import _C
 from osdp.base.tensor_parallel import Layout, layout_of, set_layout, under_fsdp2
 from osdp.description.tensor_subclasses import why_unsupported
 from osdp.errors import ShardingError
+from osdp.sharding.compile_hooks import compiled_modules
 
 
 class LocalParts:
@@ -101,6 +102,11 @@ def check_layouts(model: nn.Module, group: dist.ProcessGroup, initialise: bool |
             raise ShardingError(
                 f"parameter '{name}' is a DTensor over ranks {ranks}, and '{first[0]}' over {first[1]}: parameters of one "
                 "model are divided over one mesh. Shard the part that is divided over another by itself, before the model"
+            )
+        if first is None and (compiled := compiled_modules(model)):
+            raise ShardingError(
+                f"module {compiled[0]!r} is compiled, and parameter '{name}' is divided by tensor parallelism: OSDP does "
+                "not support both yet. Leave out torch.compile, or parallelize_module"
             )
         first = first or (name, ranks)
         if parameter.is_meta and initialise is True:

@@ -184,3 +184,27 @@ def methods(me: Member) -> None:
 
 def test_values_are_not_taken_for_this_ranks_part(ranks):
     ranks(methods, world=4)
+
+
+def loaded(me: Member) -> None:
+    mesh = mesh_of(me, 2, 2)
+    with torch.device("meta"):
+        model = parallelized(Net().double(), mesh["tp"])
+    for part in (*model.blocks, model):
+        osdp.fully_shard(part, mesh=mesh["dp"])
+    model.to_empty(device="cpu")
+    with pytest.raises(osdp.ShardingError, match="cannot be initialised after fully_shard"):
+        model.head.reset_parameters()
+    whole = net()
+    model.load_state_dict(whole.state_dict())
+    kept: list[Any] = []
+    hook = model.blocks[0].up.register_forward_hook(lambda module, args, out: kept.append(module.weight))
+    with torch.no_grad():
+        close(model(tokens(0, 2)), whole(tokens(0, 2)), 1e-9, "output")
+    hook.remove()
+    with pytest.raises(RuntimeError, match=r"'blocks\.0\.up\.weight' was read while it is not gathered"):
+        kept[0].to_local().sum()
+
+
+def test_shapes_alone_are_sharded_then_loaded(ranks):
+    ranks(loaded, world=4)

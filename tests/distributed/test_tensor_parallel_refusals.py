@@ -55,6 +55,7 @@ def refused(me: Member) -> None:
     refuse("'norm.weight' is a DTensor over 2 dimensions", put("norm", over_both))
     over_data = distribute_tensor(weight, mesh["dp"], [Shard(0)])
     refuse("'norm.weight' is a DTensor over ranks.*would be sharded over rank", put("norm", over_data))
+    refuse("'blocks.0' is compiled", lambda m: m.blocks[0].compile())
     refuse(
         "'embed.weight' is a DTensor on the meta device",
         lambda m: m.to(torch.device("meta")),

@@ -410,6 +410,11 @@ class PlayedStep:
     def peak_bytes(self) -> int: ...
     @property
     def step_ps(self) -> int: ...
+    @property
+    def tails_ps(self) -> list[int]:
+        """
+        Of each backward, the end in which it waits for communication alone.
+        """
 
 class TimelineEvent:
     @property
@@ -650,15 +655,21 @@ class StageTimes:
         optimizer_ps: typing.SupportsInt | typing.SupportsIndex,
         send_activations_ps: typing.SupportsInt | typing.SupportsIndex = 0,
         send_gradients_ps: typing.SupportsInt | typing.SupportsIndex = 0,
+        backward_tail_ps: typing.SupportsInt | typing.SupportsIndex = 0,
+        last_backward_tail_ps: typing.SupportsInt | typing.SupportsIndex = 0,
     ) -> None: ...
     @property
     def backward_ps(self) -> int: ...
+    @property
+    def backward_tail_ps(self) -> int: ...
     @property
     def first_forward_ps(self) -> int: ...
     @property
     def forward_ps(self) -> int: ...
     @property
     def last_backward_ps(self) -> int: ...
+    @property
+    def last_backward_tail_ps(self) -> int: ...
     @property
     def optimizer_ps(self) -> int: ...
 

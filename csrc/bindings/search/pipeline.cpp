@@ -24,17 +24,21 @@ void bind_pipeline(py::module_& m) {
   py::class_<StageTimes>(m, "StageTimes", "What a stage of a pipeline takes, in picoseconds.")
       .def(py::init([](int64_t first_forward_ps, int64_t forward_ps, int64_t backward_ps,
                        int64_t last_backward_ps, int64_t optimizer_ps, int64_t send_activations_ps,
-                       int64_t send_gradients_ps) {
-             return StageTimes{first_forward_ps, forward_ps,          backward_ps,      last_backward_ps,
-                               optimizer_ps,     send_activations_ps, send_gradients_ps};
+                       int64_t send_gradients_ps, int64_t backward_tail_ps, int64_t last_backward_tail_ps) {
+             return StageTimes{first_forward_ps,  forward_ps,       backward_ps,
+                               last_backward_ps,  optimizer_ps,     send_activations_ps,
+                               send_gradients_ps, backward_tail_ps, last_backward_tail_ps};
            }),
            py::kw_only(), "first_forward_ps"_a, "forward_ps"_a, "backward_ps"_a, "last_backward_ps"_a,
-           "optimizer_ps"_a, "send_activations_ps"_a = 0, "send_gradients_ps"_a = 0)
+           "optimizer_ps"_a, "send_activations_ps"_a = 0, "send_gradients_ps"_a = 0, "backward_tail_ps"_a = 0,
+           "last_backward_tail_ps"_a = 0)
       .def_readonly("first_forward_ps", &StageTimes::first_forward_ps)
       .def_readonly("forward_ps", &StageTimes::forward_ps)
       .def_readonly("backward_ps", &StageTimes::backward_ps)
       .def_readonly("last_backward_ps", &StageTimes::last_backward_ps)
-      .def_readonly("optimizer_ps", &StageTimes::optimizer_ps);
+      .def_readonly("optimizer_ps", &StageTimes::optimizer_ps)
+      .def_readonly("backward_tail_ps", &StageTimes::backward_tail_ps)
+      .def_readonly("last_backward_tail_ps", &StageTimes::last_backward_tail_ps);
   py::class_<PassEvent>(m, "PassEvent", "One pass of one micro-batch through a stage.")
       .def_readonly("stage", &PassEvent::stage)
       .def_readonly("micro_batch", &PassEvent::micro_batch)

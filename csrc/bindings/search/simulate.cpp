@@ -29,6 +29,8 @@ void bind_played(py::module_& m) {
       .def_readonly("optimizer_ps", &PlayedStep::optimizer_ps)
       .def_readonly("peak_bytes", &PlayedStep::peak_bytes)
       .def_readonly("memory", &PlayedStep::memory)
+      .def_readonly("tails_ps", &PlayedStep::tails_ps,
+                    "Of each backward, the end in which it waits for communication alone.")
       .def_readonly("passes_ps", &PlayedStep::passes_ps,
                     "Forward and backward of each micro-batch that was played: of many, the first three.");
   const auto name = [](const auto& names, auto code) { return names[static_cast<size_t>(code)]; };

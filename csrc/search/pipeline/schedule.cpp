@@ -22,6 +22,9 @@ void check(const std::vector<StageTimes>& stages, int64_t micro_batches) {
       if (ps < 0) throw InvalidProblem("a stage's time is negative");
       all += static_cast<int128>(ps) * micro_batches;
     }
+    if (s.backward_tail_ps < 0 || s.backward_tail_ps > s.backward_ps || s.last_backward_tail_ps < 0 ||
+        s.last_backward_tail_ps > s.last_backward_ps)
+      throw InvalidProblem("a stage waits longer than its backward takes");
   }
   if (all > kLargestSum) throw InvalidProblem("a pipeline's step overflows 2^61 ps");
 }
@@ -92,11 +95,16 @@ class Pipeline {
     return micro + 1 == micro_batches_ ? times_[i].last_backward_ps : times_[i].backward_ps;
   }
 
+  int64_t tail_ps(size_t i, int64_t micro) const {
+    return micro + 1 == micro_batches_ ? times_[i].last_backward_tail_ps : times_[i].backward_tail_ps;
+  }
+
   void send(size_t i, int64_t micro, bool forward) {
     if (forward ? i + 1 == stages_.size() : i == 0) return;
     Stage &from = stages_[i], &to = stages_[forward ? i + 1 : i - 1];
     int64_t& link = from.sends_free_ps[forward ? 0 : 1];
-    link = std::max(link, from.free_ps) +
+    const int64_t tail = forward ? 0 : tail_ps(i, micro);
+    link = std::max(link, from.free_ps - tail) +
            (forward ? times_[i].send_activations_ps : times_[i].send_gradients_ps);
     (forward ? to.activations : to.gradients)[static_cast<size_t>(micro)] = link;
   }

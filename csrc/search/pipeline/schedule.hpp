@@ -27,6 +27,9 @@ struct StageTimes {
   int64_t first_forward_ps = 0, forward_ps = 0, backward_ps = 0, last_backward_ps = 0, optimizer_ps = 0;
   int64_t send_activations_ps = 0;  // of a micro-batch to the next stage
   int64_t send_gradients_ps = 0;    // of a micro-batch to the stage before
+  // The end of a backward in which the stage waits for its reductions: gradients of activations have left
+  // then.
+  int64_t backward_tail_ps = 0, last_backward_tail_ps = 0;
 };
 
 struct PassEvent {

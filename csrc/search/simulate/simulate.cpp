@@ -117,9 +117,12 @@ class Player {
       case Kind::AwaitReduction:
         return reductions_.done >= last_reduction_ && free_reduced();
       case Kind::AwaitCommunication:
+        if (computed_ps_ < began_) computed_ps_ = now_;
         if (communicating()) return false;
         free_reduced();
+        result_.tails_ps.push_back(now_ - computed_ps_);
         end_pass();
+        computed_ps_ = -1;
         return true;
     }
     return true;
@@ -350,8 +353,9 @@ class Player {
   int64_t left_ps_ = 0;  // of the computation in progress
   bool asked_ = false;   // the current instruction's unit has been requested
   int64_t now_ = 0, held_ = 0;
-  bool forward_ = true;  // the pass
-  int64_t began_ = 0;    // when it did
+  bool forward_ = true;       // the pass
+  int64_t began_ = 0;         // when it did
+  int64_t computed_ps_ = -1;  // when its computation ended; below `began_`: it has not
   GatheredBytes gathered_;
   int64_t leaving_bytes_ = 0;  // full bytes of units whose reductions are submitted and not over
   int64_t reduced_bytes_ = 0;  // on streams: freed after the next wait for reductions

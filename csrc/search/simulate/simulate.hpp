@@ -48,6 +48,8 @@ struct PlayedStep {
   std::vector<StepEvent> events;  // sorted by begin
   // How long each micro-batch's forward and backward took, one after the other.
   std::vector<int64_t> passes_ps;
+  // Of each backward, the end in which it waits for communication alone: nothing is computed in it.
+  std::vector<int64_t> tails_ps;
   std::vector<MemoryPoint> memory;
 };
 

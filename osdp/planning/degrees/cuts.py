@@ -113,6 +113,8 @@ def with_sends(t: _search.StageTimes, activations_ps: int, gradients_ps: int) ->
         optimizer_ps=t.optimizer_ps,
         send_activations_ps=activations_ps,
         send_gradients_ps=gradients_ps,
+        backward_tail_ps=t.backward_tail_ps,
+        last_backward_tail_ps=t.last_backward_tail_ps,
     )
 
 

@@ -216,7 +216,7 @@ def _uniform_plans(
 ) -> list[tuple[StageResult, int]]:
     """That gathers ahead as far as two units, and that does not; each with what a further micro-batch in flight holds."""
     d = problem.description
-    others = batch * d.input_bytes_per_sample
+    others = batch * (d.input_bytes_per_sample + d.output_bytes_per_sample)
     for o in d.operators:
         if o.block is None or way == "none":
             others += batch * o.saved_bytes_per_sample + o.saved_bytes_fixed
@@ -247,4 +247,6 @@ def times_of(played: _search.PlayedStep, micro_batches: int) -> _search.StageTim
         backward_ps=passes[1 + 2 * middle],
         last_backward_ps=passes[-1],
         optimizer_ps=played.optimizer_ps,
+        backward_tail_ps=played.tails_ps[middle],
+        last_backward_tail_ps=played.tails_ps[-1],
     )

@@ -46,6 +46,19 @@ def test_the_first_forward_and_the_last_backward_have_times_of_their_own() -> No
     assert _search.play_schedule("1f1b", [stage], 4).step_ps == 100 + 3 * 10 + 3 * 20 + 200
 
 
+def test_a_stage_that_waits_for_its_reductions_has_sent_its_gradients() -> None:
+    stage = _search.StageTimes(
+        first_forward_ps=10, forward_ps=10, backward_ps=20, last_backward_ps=50, optimizer_ps=0,
+        last_backward_tail_ps=30,
+    )  # fmt: skip
+    # Forwards end at 20; backward of the second stage computes until 40, of the first until 60, and waits until 90.
+    assert _search.play_schedule("1f1b", [stage, stage], 1).step_ps == 90
+    with pytest.raises(_search.InvalidProblem):
+        _search.play_schedule("1f1b", [_search.StageTimes(
+            first_forward_ps=1, forward_ps=1, backward_ps=1, last_backward_ps=1, optimizer_ps=0, backward_tail_ps=2,
+        )], 1)  # fmt: skip
+
+
 STAGE = st.tuples(st.integers(0, 50), st.integers(0, 50), st.integers(0, 9), st.integers(0, 20))
 
 

@@ -35,6 +35,14 @@ def test_the_answer_is_data_that_verifies() -> None:
     assert "> forward" in str(timeline)
 
 
+@pytest.mark.parametrize("schedule", _search.SCHEDULES)
+@pytest.mark.parametrize(("memory", "stages"), [("3MiB", 2), ("5MiB", 4)])
+def test_plans_of_one_mode_verify_as_searched_ones_do(memory: str, stages: int, schedule: str) -> None:
+    """Their peak with several micro-batches in flight is derived from that with one."""
+    plan = searched(memory=memory, pipeline_parallel=stages, schedule=schedule, global_batch_size=32)
+    assert osdp.verify(plan) == ""
+
+
 def test_with_more_means_nothing_is_slower() -> None:
     for memory in ("2500KiB", "4MiB"):
         plan = searched(memory=memory)

@@ -30,6 +30,7 @@ __all__: list[str] = [
     "count_registration",
     "elementwise",
     "end_group",
+    "has_reducer",
     "host_identity",
     "memory_live_bytes",
     "memory_meter_install",
@@ -450,6 +451,22 @@ class Runtime:
         """
         Ends summon. `writeback`: this rank's part of what was written is kept.
         """
+    def wrap_parameters(
+        self,
+        given: collections.abc.Sequence[
+            tuple[
+                typing.SupportsInt | typing.SupportsIndex,
+                torch.Tensor,
+                typing.Any,
+                typing.Any,
+                typing.Any,
+                collections.abc.Sequence[tuple[dict, typing.Any]],
+            ]
+        ],
+    ) -> None:
+        """
+        From now on modules find wrappers in the place of parameters during passes: Note [Parameters of tensor parallelism]. For each: index, the inner tensor, the wrapper, its placements, a function that gives the local part of a gradient in other placements, and the places (parameters, key).
+        """
     @property
     def any_stays(self) -> bool: ...
     @property
@@ -496,6 +513,11 @@ def count_registration(arg0: typing.Any, arg1: typing.Any, arg2: typing.Any) -> 
 def end_group(group: str) -> None:
     """
     Ends a group's heartbeat, lanes and transport, before the group is destroyed; see csrc/comm/ending.hpp.
+    """
+
+def has_reducer(tensor: torch.Tensor) -> bool:
+    """
+    Whether the reducer of a DistributedDataParallel waits for the tensor's gradient.
     """
 
 def host_identity() -> str:

@@ -220,11 +220,15 @@ def _assemble(
         parameters = owners.owned.get(name, [])
         traced = bool(places.get(name)) if parameters else True
         gather_at = (places.get(name) or (owners.fallback(name),)) if parameters else ()
-        per_sample = fixed = flops = work_per_sample = work_fixed = 0
+        per_sample = fixed = flops = 0
+        work = forward_work = backward_work = (0, 0)
         if watched is not None:
             per_sample, fixed = watched.parts(lambda t, name=name: t.saved_bytes.get(name, 0))  # type: ignore[misc]
             flops = watched.per_sample(lambda t, name=name: t.flops.get(name, 0))  # type: ignore[misc]
-            work_per_sample, work_fixed = watched.parts(lambda t, name=name: works[t].get(name, 0))  # type: ignore[misc]
+            work, forward_work, backward_work = (
+                watched.parts(lambda t, name=name, which=which: works[t].get(name, (0, 0, 0))[which])  # type: ignore[misc]
+                for which in (0, 1, 2)
+            )
         if not parameters and not (per_sample or fixed or flops):
             continue
         calls = sum(first.calls.get(m, 0) for m in gather_at or (name,)) if first else 1
@@ -244,8 +248,12 @@ def _assemble(
                 saved_bytes_per_sample=per_sample,
                 saved_bytes_fixed=fixed,
                 flops_per_sample=flops,
-                work_bytes_per_sample=work_per_sample,
-                work_bytes_fixed=work_fixed,
+                work_bytes_per_sample=work[0],
+                work_bytes_fixed=work[1],
+                forward_work_bytes_per_sample=forward_work[0],
+                forward_work_bytes_fixed=forward_work[1],
+                backward_work_bytes_per_sample=backward_work[0],
+                backward_work_bytes_fixed=backward_work[1],
             )
         )
     if operators and any(buffers.values()):  # of modules that are not operators
@@ -307,8 +315,10 @@ def _by_operator(calls: dict[str, list[Call]], names: Container[str], first: str
     return found
 
 
-def _works(watched: Watched, owners: Ownership, order: list[str]) -> dict[Trace, dict[str, int]]:
-    """Working memory in each trace of those in `order` that will be operators."""
+def _works(
+    watched: Watched, owners: Ownership, order: list[str]
+) -> dict[Trace, dict[str, tuple[int, int, int]]]:
+    """Working memory in each trace of those in `order` that will be operators; and of forward and backward alone."""
     traces = [t for t in (watched.first, watched.second) if t is not None]
     amounts = [t.saved_bytes for t in traces] + [t.flops for t in traces]
     names = [name for name in order if name in owners.owned or any(a.get(name) for a in amounts)]

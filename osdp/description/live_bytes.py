@@ -222,28 +222,28 @@ def work_of(
     parameters: Mapping[str, int],
     held: int,
     together: Collection[int] = (),
-) -> list[int]:
+) -> list[tuple[int, int, int]]:
     """By operator, the maximum memory in its moments minus the bytes saved by operators up to it: Note [Live
-    bytes].
+    bytes]; and the same of its own forward alone, without what runs between it and the next one, and of backward alone.
 
     `saved`: bytes by operator, in order. `modules` and `parameters`: name -> its operator. `held`: bytes that count
     elsewhere. `together`: operators whose gradients a plan counts from the begin of their backward, all at once; those
     that are not made yet leave room for work.
     """
     until = [held + sum_ for sum_ in accumulate(saved)]
-    work = [0] * len(saved)
+    work, forward_work, backward_work = ([0] * len(saved) for _ in range(3))
     unmade = dict.fromkeys(together, 0)  # bytes of gradients that the rest of backward makes
     for moment in backward:
         if moment.made is not None and parameters[moment.made[0]] in unmade:
             unmade[parameters[moment.made[0]]] += moment.made[1]
 
-    def note(at: int, moment: Moment) -> None:
-        work[at] = max(work[at], moment.bytes - until[at] - unmade.get(at, 0))
-
     at = 0
     for moment in forward:
-        at = max(at, modules.get(moment.running, 0))
-        note(at, moment)
+        own = modules.get(moment.running)
+        if own is not None:
+            forward_work[own] = max(forward_work[own], moment.bytes - until[own])
+            at = max(at, own)
+        work[at] = max(work[at], moment.bytes - until[at] - unmade.get(at, 0))
     # Operators with parameters, by the moment of their last gradient.
     last: dict[int, int] = {}
     for n, moment in enumerate(backward):
@@ -256,10 +256,11 @@ def work_of(
             ends = min(ends, pending.pop())
         at = pending[-1] if pending else 0
         running = modules.get(moment.running, 0)
-        note(running if at < running < ends else at, moment)
+        at = running if at < running < ends else at
+        backward_work[at] = max(backward_work[at], moment.bytes - until[at] - unmade.get(at, 0))
         if moment.made is not None and parameters[moment.made[0]] in unmade:
             unmade[parameters[moment.made[0]]] -= moment.made[1]
-    return work
+    return list(zip(map(max, work, backward_work), forward_work, backward_work, strict=True))
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -82,6 +82,10 @@ class Operator:
     # temporaries of kernels.
     work_bytes_per_sample: int = 0
     work_bytes_fixed: int = 0
+    forward_work_bytes_per_sample: int = 0  # the same while its forward runs, and its backward
+    forward_work_bytes_fixed: int = 0
+    backward_work_bytes_per_sample: int = 0
+    backward_work_bytes_fixed: int = 0
     # Its kernels in forward and in backward: positions in ModelDescription.kernels; -1: unknown.
     forward_kernels: Annotated[int, AtLeast(-1)] = -1
     backward_kernels: Annotated[int, AtLeast(-1)] = -1

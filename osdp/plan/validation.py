@@ -175,6 +175,10 @@ def _description_problems(description: ModelDescription) -> Iterator[tuple[str, 
                 "saved_bytes_fixed",
                 "work_bytes_per_sample",
                 "work_bytes_fixed",
+                "forward_work_bytes_per_sample",
+                "forward_work_bytes_fixed",
+                "backward_work_bytes_per_sample",
+                "backward_work_bytes_fixed",
             ),
         )
         yield from _sizes(f"{where}.", operator, ("calls",), 10**6)

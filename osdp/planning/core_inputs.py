@@ -337,6 +337,10 @@ def _operator(
     op.saved_bytes_fixed = o.saved_bytes_fixed
     op.work_bytes_per_sample = o.work_bytes_per_sample
     op.work_bytes_fixed = o.work_bytes_fixed
+    op.forward_work_bytes_per_sample = o.forward_work_bytes_per_sample
+    op.forward_work_bytes_fixed = o.forward_work_bytes_fixed
+    op.backward_work_bytes_per_sample = o.backward_work_bytes_per_sample
+    op.backward_work_bytes_fixed = o.backward_work_bytes_fixed
     op.compute_s_per_sample, op.compute_s_fixed = times.per_sample, times.fixed
     op.recompute_s_per_sample, op.recompute_s_fixed = times.forward_per_sample, times.forward_fixed
     return op
@@ -383,6 +387,10 @@ def signature(o: Operator) -> object:
         o.saved_bytes_fixed,
         o.work_bytes_per_sample,
         o.work_bytes_fixed,
+        o.forward_work_bytes_per_sample,
+        o.forward_work_bytes_fixed,
+        o.backward_work_bytes_per_sample,
+        o.backward_work_bytes_fixed,
         o.flops_per_sample,
         o.forward_kernels,
         o.backward_kernels,

@@ -49,11 +49,12 @@ def with_low_activations(
             f"cannot be made or run ({type(error).__name__}: {error}). Described without precision=, its activations "
             "are those of its own dtypes"
         ) from error
-    bytes_of = _bytes_by_operator(description, low)
-    if bytes_of is None:
+    matched = _bytes_by_operator(description, low)
+    if matched is None:
         raise DescribeError(
             f"{description.name} cannot be described in {precision}: in that dtype other modules own its parameters"
         )
+    bytes_of, of_input = matched
     inputs = {b.name: b.input_bytes_per_sample for b in low.blocks}
     lists: dict[tuple[Kernel, ...], int] = {}
     for found in bytes_of.values():
@@ -66,6 +67,7 @@ def with_low_activations(
             dataclasses.replace(b, input_bytes_per_sample=inputs.get(b.name, b.input_bytes_per_sample))
             for b in description.blocks
         ),
+        input_bytes_per_sample=description.input_bytes_per_sample + of_input,
         precision=precision,
         kernels=tuple(lists),
     )
@@ -84,18 +86,22 @@ def described(
 
 _SAVED = ("saved_bytes_per_sample", "saved_bytes_fixed")
 _KERNELS = ("forward_kernels", "backward_kernels")
-_WORK = ("work_bytes_per_sample", "work_bytes_fixed")
+_WORK = tuple(
+    f"{way}work_bytes_{part}" for way in ("", "forward_", "backward_") for part in ("per_sample", "fixed")
+)
 
 
 def _bytes_by_operator(
     description: ModelDescription, low: ModelDescription
-) -> dict[str, dict[str, Any]] | None:
-    """By operator of `description`, what `low` holds; None if their operators with parameters are not the same.
+) -> tuple[dict[str, dict[str, Any]], int] | None:
+    """By operator of `description`, what `low` holds, and the bytes per sample of its input beyond those of the
+    description's; None if their operators with parameters are not the same.
 
     A module that computes something by itself is an operator at the place where it first saves something, which
     another dtype may change (a cast that is none saves nothing). So operators are matched by name, whatever their
-    order. What an operator that only `low` has saves counts for the module around it. An operator's work is beyond
-    what is saved by those before it, which the order changes: the sum stays.
+    order. What an operator that only `low` has saves counts for the module around it, or for the operator before it
+    that no recomputation frees; where there is neither, it is the input, cast to the lower dtype. An operator's work is
+    beyond what is saved by those before it, which the order changes: the sum stays.
     """
     with_parameters = [{o.name for o in d.operators if o.parameters} for d in (description, low)]
     if with_parameters[0] != with_parameters[1]:
@@ -104,28 +110,37 @@ def _bytes_by_operator(
         o.name: {**dict.fromkeys((*_SAVED, *_WORK), 0), **dict.fromkeys(_KERNELS, ())}
         for o in description.operators
     }
-    last = description.operators[0].name
+    blocks = {o.name: o.block for o in description.operators}
+    last, kept = description.operators[0].name, None  # the last one at all, and of those in no block
+    of_input = dict.fromkeys(_SAVED, 0)
     held = dict.fromkeys(_SAVED, 0)  # by operators up to `o`
-    needed: dict[str, tuple[int, int]] = {}
+    needed: dict[str, tuple[int, ...]] = {}
     for o in low.operators:
         place = o.name
         while place not in found and place:
             place = place.rpartition(".")[0]
         last = place if place in found else last
+        kept = last if blocks[last] is None else kept
+        saves = found[last] if place in found else of_input if kept is None else found[kept]
         for key in _SAVED:
-            found[last][key] += getattr(o, key)
+            saves[key] += getattr(o, key)
             held[key] += getattr(o, key)
-        sums = [held[saved] + getattr(o, work) for saved, work in zip(_SAVED, _WORK, strict=True)]
-        needed[last] = tuple(map(max, sums, needed.get(last, sums)))
+        sums = [held[saved] + getattr(o, work) for saved, work in zip(_SAVED * 3, _WORK, strict=True)]
+        known = needed.get(last, sums)
+        # Its forward and backward alone are of another module's call.
+        needed[last] = (
+            tuple(map(max, sums, known)) if o.name == last else (*map(max, sums[:2], known), *known[2:])
+        )
         for key in _KERNELS:
             at = getattr(o, key)
             found[last][key] += low.kernels[at] if at >= 0 else ()
-    held = dict.fromkeys(_SAVED, 0)
+    held = dict(of_input)
     for o in description.operators:
-        for saved, work, most in zip(_SAVED, _WORK, needed.get(o.name, (0, 0)), strict=True):
+        for saved in _SAVED:
             held[saved] += found[o.name][saved]
+        for saved, work, most in zip(_SAVED * 3, _WORK, needed.get(o.name, (0,) * 6), strict=True):
             found[o.name][work] = max(0, most - held[saved])
-    return found
+    return found, of_input["saved_bytes_per_sample"]
 
 
 def _low_copy(model: nn.Module, dtypes: Mapping[str, tuple[torch.dtype | None, Any]]) -> nn.Module:

@@ -115,6 +115,8 @@ void slices_in_16_bits_are_summed_in_float() {
   model.operators[0].tensors[0].trainable = false;  // so the input is not saved
   CHECK((work(Split::In) == Work(5 * 3 * (out * (4 + 2) + in * 2), 500)));
   model.operators[0].tensors[0].trainable = true;
+  model.operators[0].forward_work_bytes_per_sample = 3000, model.operators[0].forward_work_bytes_fixed = 7;
+  CHECK((work(Split::In) == Work(5 * 3 * out * 4 + 5 * 3000 + 7, 500)));  // values that are read later
   // The forward's is in its peak, and gone after it.
   plan.choices[0] = {Mode::FullShard, 2, 2, Split::In};
   Step step = step_of(model, request(4), plan, {{"a", {0}, {{0, 0}}, 1}}, 1, {});
@@ -122,6 +124,13 @@ void slices_in_16_bits_are_summed_in_float() {
   const int64_t with = play(step, 1).peak_bytes;
   step.operators[0].forward_work_bytes = 0;
   CHECK(with > 1'000'000 && with - play(step, 1).peak_bytes < 1'000'000);
+  // So is the recomputation's, beside the gradients that the block's end has then.
+  model.blocks.resize(1);
+  model.operators[0].block = 0, model.operators[0].backward_work_bytes_fixed = 2'000'000;
+  plan.blocks = {Recompute::Regather};
+  step = step_of(model, request(4), plan, {{"a", {0}, {{0, 0}}, 1}}, 1, {});
+  CHECK_EQ(step.operators[0].recompute_work_bytes, 5 * 3 * out * (4 + 2) + 2'000'000);
+  CHECK(play(step, 1).peak_bytes > 2'000'000);
 }
 
 // As runtime/step/slice_provider.cpp casts them: a NO_SHARD slice at a time, in forward and in backward.

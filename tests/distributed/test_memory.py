@@ -172,7 +172,7 @@ def peaks_under_limits(
                 gc.collect()
                 empty = _C.memory_live_bytes()
                 module = osdp.fully_shard(make(**model), plan, process_group=me.group)
-                peaks = step_peaks(module, tokens, empty, 3, plan.accumulation, torch.mean)
+                peaks = step_peaks(module, tokens, empty, 2, plan.accumulation, torch.mean)
                 predicted = plan.predicted.peak_memory_bytes
                 assert max(peaks) <= predicted <= limit, (peaks, predicted, limit)
                 assert max(peaks) >= 0.5 * predicted, peaks  # so that the test means something
@@ -202,7 +202,7 @@ SLICES = {"modes": ("NO_SHARD", "FULL_SHARD"), "granularity": 4}
 @pytest.mark.parametrize("micro_batches", [1, 2])
 def test_gradients_that_are_averaged_in_a_copy_keep_the_limit(ranks, micro_batches):
     here = {"precision": "bf16-reduce-fp32", "global_batch_size": 2 * micro_batches}
-    model = {"inner": 2**14}
+    model = {"inner": 2**13}
     cases = [(model, {"modes": "NO_SHARD", **here}), (model, {**SLICES, **here})]
     chosen = ranks(peaks_under_limits, cases, (1.15, 1.25, 1.8), world=2)[0]
     slices = [c for plan in chosen for c in plan.choices.values() if c.granularity > 1]
@@ -235,7 +235,7 @@ def peaks_of_random_programs(
             empty = _C.memory_live_bytes() - x.nbytes
             model = osdp.fully_shard(RandomGraph(seed, frozen), plan, process_group=me.group)
             model.waits = random.Random(seed + me.rank)
-            peaks = step_peaks(model, x, empty, 4, micro_batches)
+            peaks = step_peaks(model, x, empty, 3, micro_batches)
             largest = plan.simulate(machine, me.world).largest_peak_bytes
             assert max(peaks) <= largest + SLACK_BYTES, (peaks, largest)
             assert max(peaks) >= 0.6 * largest, (peaks, largest)  # so that the test means something
@@ -250,7 +250,7 @@ def peaks_of_random_programs(
         ((1, 14), "bf16-reduce-fp32", 1, False),
         ((1, 9), "fp16", 2, False),
         ((0, 2, 3, 8, 9), "fp32", 1, True),
-        ((1, 9), "bf16", 1, True),
+        ((1, 9, 19), "bf16", 1, True),
         ((5,), "bf16", 2, True),
         ((5,), "bf16", 3, False),
     ],

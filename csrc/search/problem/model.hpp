@@ -77,6 +77,8 @@ struct Operator {
   // each slice after the first takes Space::slice_overhead_s.
   std::vector<std::pair<int64_t, double>> slices_s;
   StepPosition position;
+  int64_t forward_work_bytes_per_sample = 0, forward_work_bytes_fixed = 0;  // see Note [Work]
+  int64_t backward_work_bytes_per_sample = 0, backward_work_bytes_fixed = 0;
 };
 
 // Tensors up to this size are packed into a flat copy for communication (csrc/comm/packing.hpp: kSmallBytes).

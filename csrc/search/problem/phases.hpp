@@ -17,7 +17,9 @@
 // Besides saved activations, backward holds gradients of activations and temporaries of kernels. An
 // operator's `work` is the most memory that a step of the bare model uses during the operator's backward (or
 // forward) beyond the activations saved by it and the operators before it. Gradients of parameters are not
-// included.
+// included. Its `forward_work` is that of its forward alone (values that later operators read, its result,
+// temporaries), its `backward_work` that of its backward alone. They matter where a plan adds to the forward
+// (simulate/step_of_plan.cpp, the sum of slices); otherwise its backward holds no less.
 //
 // A phase's memory is a sum over operators, so each phase is a linear constraint (row). A plan that is
 // optimal for a subset of the rows and satisfies all of them is optimal for all, so rows are generated

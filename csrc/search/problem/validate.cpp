@@ -64,6 +64,9 @@ void validate(const Operator& op) {
     refuse("more than 2^50 bytes of activations");
   within(op.work_bytes_per_sample, 0, kMostBytes, "operator '", op.name, "': its work in bytes per sample");
   within(op.work_bytes_fixed, 0, kMostBytes, "operator '", op.name, "': its work in bytes");
+  for (const int64_t bytes : {op.forward_work_bytes_per_sample, op.forward_work_bytes_fixed,
+                              op.backward_work_bytes_per_sample, op.backward_work_bytes_fixed})
+    within(bytes, 0, kMostBytes, "operator '", op.name, "': its work in forward or backward");
   within(op.calls, 1, 1000000, "operator '", op.name, "': calls");
   within(op.places, 1, 1000000, "operator '", op.name, "': places");
   if (op.split_tensor == -1) return;

@@ -38,8 +38,9 @@ struct StepOperator {
   // Of replicated parameters whose gradient is computed in another dtype than it is kept in: the gradient
   // that backward produces, until its bucket has copied it.
   int64_t cast_gradient_bytes = 0;
-  int64_t forward_work_bytes = 0;  // while its forward or its recomputation runs
-  int64_t slice_copy_bytes = 0;    // one replicated slice in the compute dtype, while its product runs
+  int64_t forward_work_bytes = 0;    // while its forward runs
+  int64_t slice_copy_bytes = 0;      // one replicated slice in the compute dtype, while its product runs
+  int64_t recompute_work_bytes = 0;  // while its recomputation runs
 };
 
 // A recomputed block of consecutive operators.

@@ -149,17 +149,34 @@ class Builder {
   }
 
   // Products of slices in 16 bits are summed in float (csrc/ops/products.hpp): outputs of input slices in
-  // forward, the input's gradient of output slices in backward. Forward holds what the sum becomes too, and
-  // an input that no backward needs.
+  // forward, the input's gradient of output slices in backward. Beside the float sum forward has what the
+  // model has then: the sum's result, an input that no backward needs, and values that are read later. A
+  // recomputation has the first two, and the gradients on their way, which are part of what the backward of
+  // the block's end takes.
   void add_sum_of_slices(StepOperator& o, const Operator& op, Split split) const {
-    if (op.tensors[op.split_tensor].compute_bytes() != 2 * op.out_features * op.in_features) return;
-    const bool by_out = split == Split::Out;
-    int64_t& work = by_out ? o.work_bytes : o.forward_work_bytes;
-    int128 row = static_cast<int128>(by_out ? op.in_features : op.out_features) * sizeof(float);
-    if (!by_out) row += 2 * (op.out_features + (op.tensors[op.split_tensor].trainable ? 0 : op.in_features));
-    const int128 all = op.rows_per_sample * row;
-    if (all > kLargestSum) throw InvalidProblem("operator '" + op.name + "': more than 2^61 bytes");
-    work = Linear{work, static_cast<int64_t>(all)}(plan_.batch.size);
+    const Tensor& weight = op.tensors[op.split_tensor];
+    if (weight.compute_bytes() != 2 * op.out_features * op.in_features) return;
+    const auto rows_of = [&](int64_t row) {
+      const int128 all = static_cast<int128>(op.rows_per_sample) * row;
+      if (all > kLargestSum) throw InvalidProblem("operator '" + op.name + "': more than 2^61 bytes");
+      return of_batch(0, static_cast<int64_t>(all));
+    };
+    const auto add = [](int64_t a, int64_t b) { return Linear{a, b}(1); };
+    if (split == Split::Out) {
+      o.work_bytes = add(o.work_bytes, rows_of(op.in_features * int64_t{sizeof(float)}));
+      return;
+    }
+    const int64_t sum = rows_of(op.out_features * int64_t{sizeof(float)});
+    const int64_t ends = rows_of(2 * (op.out_features + (weight.trainable ? 0 : op.in_features)));
+    const int64_t values = of_batch(op.forward_work_bytes_fixed, op.forward_work_bytes_per_sample);
+    o.forward_work_bytes = add(sum, std::max(ends, values));
+    if (o.block < 0) return;
+    o.forward_work_bytes =
+        add(o.forward_work_bytes, rows_of(2 * op.in_features));  // not saved by this forward
+    const auto of_block = [&](const Operator& other) { return other.block == op.block; };
+    const Operator& end = *std::find_if(model_.operators.rbegin(), model_.operators.rend(), of_block);
+    const int64_t gradients = of_batch(end.backward_work_bytes_fixed, end.backward_work_bytes_per_sample);
+    o.recompute_work_bytes = add(add(sum, ends), gradients);
   }
 
   void add_unit(PlannedUnit unit) {

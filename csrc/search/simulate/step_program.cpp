@@ -38,9 +38,9 @@ void check(const Step& step) {
   check_bytes("the model's input", {step.held_bytes});
   for (const StepBlock& b : step.blocks) check_bytes("a block's input", {b.input_bytes});
   for (const StepOperator& o : step.operators) {
-    check_bytes(o.name,
-                {o.resident_bytes, o.saved_bytes, o.work_bytes, o.forward_work_bytes, o.whole_gradient_bytes,
-                 o.full_gradient_bytes, o.slice_gradient_bytes, o.cast_gradient_bytes, o.slice_copy_bytes});
+    check_bytes(o.name, {o.resident_bytes, o.saved_bytes, o.work_bytes, o.forward_work_bytes,
+                         o.recompute_work_bytes, o.whole_gradient_bytes, o.full_gradient_bytes,
+                         o.slice_gradient_bytes, o.cast_gradient_bytes, o.slice_copy_bytes});
     const auto [least, most] = std::minmax({o.forward_ps, o.recompute_ps, o.backward_ps});
     if (least < 0 || most > kLargestSum || o.parts < 1) {
       throw InvalidProblem("operator '" + o.name + "': a time that is none, or no parts");
@@ -196,9 +196,11 @@ class Writer {
   // In forward or in recomputation.
   void forward_of(int i) {
     const StepOperator& o = step_.operators[i];
-    const int64_t ps = phase_ == StepPhase::Recompute ? o.recompute_ps : o.forward_ps;
+    const bool again = phase_ == StepPhase::Recompute;
+    const int64_t ps = again ? o.recompute_ps : o.forward_ps;
+    const int64_t work = again ? o.recompute_work_bytes : o.forward_work_bytes;
     const int64_t each = slice_ps(i, ps);
-    memory(o.forward_work_bytes);
+    memory(work);
     memory(o.slice_copy_bytes);
     compute(i, ps - each * static_cast<int64_t>(slices_[i].size()));
     memory(-o.slice_copy_bytes);
@@ -207,7 +209,7 @@ class Writer {
       compute(i, each);
       add(Kind::Release, u);
     }
-    memory(-o.forward_work_bytes);
+    memory(-work);
   }
 
   void forward() {

@@ -131,3 +131,35 @@ def test_a_model_that_cannot_run_in_the_precision_says_so() -> None:
 def test_a_precision_that_does_not_exist_is_refused() -> None:
     with pytest.raises(osdp.InvalidProblemError, match="precision must be one of"):
         osdp.describe(SavesEarlierInFloat32(), *SAMPLE, precision="int1")
+
+
+class Branches(nn.Module):
+    """Two blocks read the input; the first one's output is read after the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 16)) for _ in range(2)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = self.blocks[0](x)
+        return self.blocks[1](x).sum(1) + first.sum(1)
+
+
+def test_an_input_that_blocks_share_is_held_whatever_is_recomputed() -> None:
+    x = torch.randn(6, 8)
+    full, low = osdp.describe(Branches(), x), osdp.describe(Branches(), x, precision="bf16")
+    assert full.input_bytes_per_sample == 8 * 4
+    assert low.input_bytes_per_sample == 8 * 4 + 8 * 2
+    assert sum(o.saved_bytes_per_sample for o in low.operators if o.name.endswith("0")) == 0
+
+
+def test_values_that_are_read_later_are_work_of_the_forward() -> None:
+    x = torch.randn(6, 8)
+    for precision, size in (("fp32", 4), ("bf16", 2)):
+        description = osdp.describe(Branches(), x, precision=precision)
+        work = {o.name: o.forward_work_bytes_per_sample for o in description.operators}
+        held = size  # the model's output, which counts in every phase
+        assert work["blocks.0.2"] == 16 * size - held
+        assert work["blocks.1.2"] == (16 + 16) * size - held  # the first block's output, and its own

@@ -101,10 +101,8 @@ def set_layout(parameter: Tensor, layout: Layout) -> None:
 
 def local_part(tensor: Any) -> Tensor:
     """What this rank holds of a DTensor, also one that is still in flight; other tensors themselves."""
-    if is_dtensor(tensor):
-        tensor = tensor._local_tensor
-    if _name_of(cast(type, type(tensor))) == "AsyncCollectiveTensor":
-        tensor = tensor.elem
+    while name := _name_of(cast(type, type(tensor))):
+        tensor = tensor._local_tensor if name == "DTensor" else tensor.elem
     result: Tensor = tensor
     return result
 

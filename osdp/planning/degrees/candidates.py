@@ -15,7 +15,7 @@ from osdp.hardware.hardware import Hardware
 from osdp.plan.parallel_plan import RuledOut
 from osdp.plan.stage import OperatorCollectives
 from osdp.planning.core_inputs import compute_s, computing_dtypes, make_model, signature
-from osdp.planning.degrees.chain import Chain
+from osdp.planning.degrees.chain import Chain, with_end_last
 from osdp.planning.degrees.collectives import collectives_of
 from osdp.planning.degrees.layout import Degrees, Layout
 from osdp.planning.degrees.local_operators import LocalOperators
@@ -52,7 +52,7 @@ class Sharing:
             precision,
             ranks,
         )
-        self.chain = Chain(LocalOperators(description, styles, ranks).local)
+        self.chain = Chain(LocalOperators(with_end_last(description), styles, ranks).local)
         self._collectives: dict[int, dict[str, OperatorCollectives]] = {}
         self._seconds: dict[int, list[float]] = {}
         self._contents: dict[int, list[int]] = {}

@@ -72,6 +72,28 @@ class Chain:
         )
 
 
+def with_end_last(d: ModelDescription) -> ModelDescription:
+    """The description with what a module around all blocks computes itself behind them, where forward ends. Where it stood
+    before them, its work counts what they save, which it does not hold itself."""
+    around = [
+        i
+        for i, o in enumerate(d.operators)
+        if d.blocks and o.block is None and not o.parameters and o.name == "" and i + 1 < len(d.operators)
+    ]
+    if not around:
+        return d
+    at = around[0]
+    end, passed = d.operators[at], d.operators[at + 1 :]
+    moved = dataclasses.replace(
+        end,
+        work_bytes_per_sample=max(
+            0, end.work_bytes_per_sample - sum(o.saved_bytes_per_sample for o in passed)
+        ),
+        work_bytes_fixed=max(0, end.work_bytes_fixed - sum(o.saved_bytes_fixed for o in passed)),
+    )
+    return dataclasses.replace(d, operators=(*d.operators[:at], *passed, moved))
+
+
 def _joined(d: ModelDescription, links: tuple[Link, ...]) -> tuple[tuple[Link, ...], str]:
     """The links, those between which a parameter is read in several places joined; and the first such parameter."""
     link_of = {i: at for at, link in enumerate(links) for i in link.operators}

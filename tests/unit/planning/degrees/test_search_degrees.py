@@ -11,7 +11,7 @@ import pytest
 import osdp
 from osdp import _search
 from osdp.description.model_description import ModelDescription
-from osdp.planning.degrees.chain import Chain
+from osdp.planning.degrees.chain import Chain, with_end_last
 from osdp.planning.degrees.search_degrees import Search, search_degrees
 from osdp.planning.degrees.stage_search import Manner, StageResult, most_bytes, times_of
 from osdp.planning.degrees.styles import styles_of
@@ -217,6 +217,19 @@ def test_no_listed_pipeline_is_faster_than_the_gap(
     assert osdp.verify(plan) == ""
     best = every_played_pipeline(caught[0])
     assert plan.step_time_s * 1e12 <= best * 1.01
+
+
+def test_the_loss_around_all_blocks_stands_at_the_end() -> None:
+    model = gpt(2, 64)
+    saved = sum(o.saved_bytes_per_sample for o in model.operators[1:])
+    loss = operator("", "GPT", {}, saved=100, work=saved + 70)
+    model = dataclasses.replace(model, operators=(model.operators[0], loss, *model.operators[1:]))
+    last = with_end_last(model).operators[-1]
+    assert (last.name, last.saved_bytes_per_sample, last.work_bytes_per_sample) == ("", 100, 70)
+    assert with_end_last(gpt(2, 64)) == gpt(2, 64)
+    plan = searched(model, memory="16MiB", pipeline_parallel=2)
+    assert osdp.verify(plan) == ""
+    assert plan.stages[-1].plan.description.operators[-1].name == ""
 
 
 def test_links_are_blocks_and_what_is_around_them() -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from osdp.description.model_description import ModelDescription, Operator
 from osdp.errors import InvalidProblemError
+from osdp.planning.degrees.local_operators import WORK, WORK_FIXED
 
 
 @dataclass(frozen=True)
@@ -84,12 +85,12 @@ def with_end_last(d: ModelDescription) -> ModelDescription:
         return d
     at = around[0]
     end, passed = d.operators[at], d.operators[at + 1 :]
+    per_sample = sum(o.saved_bytes_per_sample for o in passed)
+    fixed = sum(o.saved_bytes_fixed for o in passed)
     moved = dataclasses.replace(
         end,
-        work_bytes_per_sample=max(
-            0, end.work_bytes_per_sample - sum(o.saved_bytes_per_sample for o in passed)
-        ),
-        work_bytes_fixed=max(0, end.work_bytes_fixed - sum(o.saved_bytes_fixed for o in passed)),
+        **{name: max(0, getattr(end, name) - per_sample) for name in WORK},
+        **{name: max(0, getattr(end, name) - fixed) for name in WORK_FIXED},
     )
     return dataclasses.replace(d, operators=(*d.operators[:at], *passed, moved))
 

@@ -20,6 +20,9 @@ from functools import cached_property
 from osdp.description.model_description import Block, Kernel, ModelDescription, Operator, Parameter
 from osdp.errors import InvalidProblemError
 
+WORK = ("work_bytes_per_sample", "forward_work_bytes_per_sample", "backward_work_bytes_per_sample")
+WORK_FIXED = ("work_bytes_fixed", "forward_work_bytes_fixed", "backward_work_bytes_fixed")
+
 
 class LocalOperators:
     """The operators of a description as one of `ranks` ranks has them."""
@@ -128,8 +131,8 @@ class LocalOperators:
             o,
             saved_bytes_per_sample=-(-o.saved_bytes_per_sample // inputs),
             saved_bytes_fixed=o.saved_bytes_fixed if style else -(-o.saved_bytes_fixed // inputs),
-            work_bytes_per_sample=round(o.work_bytes_per_sample * work),
-            work_bytes_fixed=round(o.work_bytes_fixed / least) if style else o.work_bytes_fixed,
+            **{name: round(getattr(o, name) * work) for name in WORK},
+            **({name: round(getattr(o, name) / least) for name in WORK_FIXED} if style else {}),
             flops_per_sample=-(-o.flops_per_sample // least),
             forward_kernels=self._kernel_list(o.forward_kernels, least, work, style, o),
             backward_kernels=self._kernel_list(o.backward_kernels, least, work, style, o),

@@ -62,7 +62,8 @@ bool BranchAndBound::go_on_in_subproblem(BranchNode w) {
   }
   w.bound = std::max(w.bound, static_cast<double>(most) + 1);
   w.number = number_++;
-  if (!useless(w)) open_.push(std::move(w));
+  // Integers decide it: above 2^53 ps a bound in floating point may stay below the incumbent.
+  if (most < cutoff(w) - 1 && !useless(w)) open_.push(std::move(w));
   return true;
 }
 

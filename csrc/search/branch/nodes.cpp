@@ -157,13 +157,12 @@ void BranchAndBound::rebuild_tree() {
 }
 
 void BranchAndBound::begin() {
-  std::vector<std::pair<Batch, Batch>> ranges;
-  for (const Batch& b : request_.batches) ranges.push_back({b, b});
-  if (ranges.empty()) ranges.push_back({{1, 1}, {kinds_.most_batch, 1}});
-  for (const auto& [lo, hi] : ranges) {
+  for (const auto& [lo, hi] : request_.ranges()) {
     BranchNode all;
     all.lo = lo, all.hi = hi;
-    all.samples = hi.samples();
+    if (request_.batches.empty()) all.hi.size = std::min(hi.size, kinds_.most_batch);
+    if (all.lo.size > all.hi.size) continue;
+    all.samples = all.hi.samples();
     all.lean = 0, all.large = kinds_.transients.size() - 1;
     all.box = everything(pool(lo.accumulation));
     push(std::move(all));

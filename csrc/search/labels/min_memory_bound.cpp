@@ -104,8 +104,6 @@ MinMemory min_memory(const Model& model, const Request& request, const Kinds& ki
                      Stopwatch& watch) {
   MinMemory best;
   best.peak_bytes = kLargestSum;
-  std::vector<Batch> batches = request.batches;
-  if (batches.empty()) batches = {{1, 1}};
   std::deque<Part> parts;
   const auto begin = [&](const Batch& batch, size_t lean, size_t large) {
     parts.emplace_back(model, request, kinds, batch, lean, large);
@@ -125,7 +123,7 @@ MinMemory min_memory(const Model& model, const Request& request, const Kinds& ki
   };
   const Bands bands{0, kinds.transients.size() - 1};
   const std::vector<size_t> in_order = band_order(kinds, bands);
-  for (const Batch& batch : batches) {
+  for (const auto& [batch, _] : request.ranges()) {  // the smallest batch of a range needs the least
     for (size_t band : in_order) {
       if (begin(batch, bands.first(band), bands.last(band)) && play(parts.back())) return best;
     }

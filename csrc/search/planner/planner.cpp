@@ -1,6 +1,7 @@
 #include "search/planner/planner.hpp"
 
 #include <algorithm>
+#include <limits>
 
 #include "search/planner/additive_search.hpp"
 #include "search/planner/least_peak.hpp"
@@ -110,7 +111,7 @@ Proof Planner::prove(const Wish& wish, const Interrupted& interrupted) const {
   if (searches.limit_is_of_sum()) return additive_optimum(searches, problem).proof;
   StepProver prover(searches, problem, PeakLimit(wish.limit_bytes).most_bytes(), wish.gap);
   if (!prover.prove()) return {};
-  while (prover.sharpen()) continue;
+  while (prover.sharpen(std::numeric_limits<double>::infinity())) continue;
   return prover.proof();
 }
 

@@ -15,6 +15,8 @@ constexpr int kMostRounds = 12;
 constexpr int64_t kWork = 20'000'000;  // steps of the search for one pair of shares
 // How often a range is divided at most, and as long as that does not raise the bound.
 constexpr int kMostDivisions = 24, kFewDivisions = 8;
+constexpr int64_t kAlikeSizes = 32;  // batches that differ by one part in so many are not divided
+constexpr double kNever = std::numeric_limits<double>::infinity();
 constexpr int64_t kWhole = StepShares::kWhole;
 constexpr int64_t kMostSlices = 17;  // gathered together: simulate/runtime_rules.hpp
 
@@ -53,9 +55,23 @@ Request bound_request(Request problem, StepShares shares, int64_t limit_bytes, G
   return problem;
 }
 
-Schedule StepProver::at(StepShares shares, int64_t limit_bytes, double gap, bool every_latency) const {
-  Request r = bound_request(problem_, shares, limit_bytes);
-  r.space.every_latency = every_latency;
+std::vector<StepProver::Weighed> StepProver::open(double enough) const {
+  std::vector<Range> ranges = ranges_;
+  std::sort(ranges.begin(), ranges.end(),
+            [](const Range& a, const Range& b) { return a.bound_s_per_sample < b.bound_s_per_sample; });
+  std::vector<Weighed> found;
+  for (const Range& r : ranges) {
+    if (r.bound_s_per_sample >= enough) break;
+    if (std::none_of(found.begin(), found.end(), [&](const Weighed& w) { return w.sizes == r.sizes; }))
+      found.push_back({r.shares, r.sizes});
+  }
+  return found;
+}
+
+Schedule StepProver::at(const Weighed& by, int64_t limit_bytes, double gap) const {
+  Request r = bound_request(problem_, by.shares, limit_bytes);
+  r.sizes = by.sizes;
+  r.space.every_latency = true;
   return searches_.run(r, gap, kWork);
 }
 
@@ -98,7 +114,7 @@ std::vector<PairWeight> StepProver::pairs_over(GatherRange gather) const {
   return pairs;
 }
 
-StepProver::Line StepProver::Weighed::with(const std::vector<PairWeight>& weights) const {
+StepProver::Line StepProver::PlanBound::with(const std::vector<PairWeight>& weights) const {
   Line sum = line;
   for (size_t k = 0; k < weights.size(); ++k) {
     const double weight = share(weights[k].weight);
@@ -150,11 +166,11 @@ std::vector<StepProver::Line> StepProver::pairs_of(const Found& plan, const Corn
   return lines;
 }
 
-std::pair<StepShares, double> StepProver::best_weights(const std::vector<Weighed>& plans, StepShares shares,
+std::pair<StepShares, double> StepProver::best_weights(const std::vector<PlanBound>& plans, StepShares shares,
                                                        std::vector<PairWeight>& weights) {
   const auto lowest = [&](const std::vector<PairWeight>& tried) {
     double least = std::numeric_limits<double>::infinity();
-    for (const Weighed& plan : plans)
+    for (const PlanBound& plan : plans)
       least = std::min(least, plan.with(tried).at(share(shares.forward), share(shares.backward)));
     return least;
   };
@@ -163,7 +179,7 @@ std::pair<StepShares, double> StepProver::best_weights(const std::vector<Weighed
   double highest = 0;
   for (int turn = 0; turn < kTurns; ++turn) {
     std::vector<Line> lines;
-    for (const Weighed& plan : plans) lines.push_back(plan.with(weights));
+    for (const PlanBound& plan : plans) lines.push_back(plan.with(weights));
     std::tie(shares, highest) = best_shares(lines);
     double best = lowest(weights);
     for (size_t k = 0; k < weights.size(); ++k) {
@@ -179,8 +195,16 @@ std::pair<StepShares, double> StepProver::best_weights(const std::vector<Weighed
   return {shares, highest};
 }
 
-StepProver::Range StepProver::bounded(GatherRange gather, const Range& beginning) {
-  Range range{gather, beginning.bound_s_per_sample, beginning.shares, true, {}, pairs_over(gather)};
+StepProver::Range StepProver::bounded(GatherRange gather, BatchSizes sizes, const Range& beginning,
+                                      double enough) {
+  Range range{gather,
+              sizes,
+              beginning.bound_s_per_sample,
+              beginning.shares,
+              true,
+              beginning.size,
+              {},
+              pairs_over(gather)};
   for (PairWeight& pair : range.pairs) {
     for (const PairWeight& known : beginning.pairs)
       if (known.earlier_bytes == pair.earlier_bytes && known.later_bytes == pair.later_bytes)
@@ -189,9 +213,10 @@ StepProver::Range StepProver::bounded(GatherRange gather, const Range& beginning
   StepShares shares = range.shares;
   std::vector<PairWeight> weights = range.pairs;
   Corners corners;
-  std::vector<Weighed> plans;
+  std::vector<PlanBound> plans;
   for (int round = 0; round < kMostRounds; ++round) {
     Request request = bound_request(problem_, shares, limit_bytes_, gather);
+    request.sizes = sizes;
     for (const PairWeight& pair : weights)
       if (pair.weight > 0) request.space.pairs.push_back(pair);
     const Schedule found = searches_.run(request, gap_ / 20, kWork);
@@ -200,8 +225,9 @@ StepProver::Range StepProver::bounded(GatherRange gather, const Range& beginning
       break;
     }
     const double bound = found.lower_bound_s_per_sample;
+    if (round == 0) range.size = found.batch.size;
     if (bound > range.bound_s_per_sample) {
-      range.bound_s_per_sample = bound;
+      range.bound_s_per_sample = bound, range.size = found.batch.size;
       range.shares = shares, range.pairs = weights, range.phases = found.phases;
     }
     if (round == 0) {
@@ -209,6 +235,7 @@ StepProver::Range StepProver::bounded(GatherRange gather, const Range& beginning
       for (size_t c = 0; c < corners.size(); ++c)
         corners[c] = find_kinds(searches_.planner().model(),
                                 bound_request(problem_, kCorners[c], limit_bytes_, gather));
+      if (problem_.batches.empty()) range.sizes.most = std::min(range.sizes.most, corners[0].most_batch);
     }
     std::vector<Found> near{found_of(found)};
     near.insert(near.end(), found.runners_up.begin(), found.runners_up.end());
@@ -220,7 +247,7 @@ StepProver::Range StepProver::bounded(GatherRange gather, const Range& beginning
     const std::vector<PairWeight> weighed = weights;
     double highest = 0;
     std::tie(shares, highest) = best_weights(plans, shares, weights);
-    if (searches_.over() || (shares == before && weights == weighed) ||
+    if (searches_.over() || range.bound_s_per_sample >= enough || (shares == before && weights == weighed) ||
         highest * 1e-12 <= range.bound_s_per_sample * (1 + gap_ / 10))
       break;
   }
@@ -233,7 +260,7 @@ bool StepProver::prove() {
   const bool none_ahead = searches_.planner().player().manner().prefetch == 0;
   Range beginning;
   beginning.shares = shares;
-  all_ = bounded(none_ahead ? GatherRange{0, 0} : GatherRange{}, beginning);
+  all_ = bounded(none_ahead ? GatherRange{0, 0} : GatherRange{}, {}, beginning, kNever);
   if (all_.feasible) ranges_ = {all_}, first_bound_ = all_.bound_s_per_sample;
   return all_.feasible;
 }
@@ -244,26 +271,43 @@ Proof StepProver::proof() const {
   return {lower_bound_s_per_sample(), false, all_.shares, all_.bound_s_per_sample, all_.phases, {}};
 }
 
-bool StepProver::sharpen() {
+std::vector<std::pair<GatherRange, BatchSizes>> StepProver::parts_of(const Range& range) const {
+  const auto& [least, most] = range.sizes;
+  const int64_t size = std::clamp(range.size, least, most),
+                near = size / kAlikeSizes;  // batches that are alike
+  const int64_t from = std::max(least, size - near), to = std::min(most, size + near);
+  if (from > least || to < most) {
+    std::vector<std::pair<GatherRange, BatchSizes>> parts{{range.gather, {from, to}}};
+    if (from > least) parts.push_back({range.gather, {least, from - 1}});
+    if (to < most) parts.push_back({range.gather, {to + 1, most}});
+    return parts;
+  }
+  const auto first = std::upper_bound(sizes_.begin(), sizes_.end(), range.gather.least);
+  const auto last = std::upper_bound(sizes_.begin(), sizes_.end(), range.gather.most);
+  if (first == last) return {};
+  const int64_t budget = *(first + (last - first) / 2);
+  return {{{budget, range.gather.most}, range.sizes}, {{range.gather.least, budget - 1}, range.sizes}};
+}
+
+bool StepProver::sharpen(double enough) {
   const auto later = [](const Range& a, const Range& b) {
     return a.bound_s_per_sample > b.bound_s_per_sample;
   };
   const Range lowest = ranges_.front();
   const bool raised = lowest.bound_s_per_sample > first_bound_ * (1 + gap_ / 10);
   if (divisions_ == (raised ? kMostDivisions : kFewDivisions)) return false;
-  const auto first = std::upper_bound(sizes_.begin(), sizes_.end(), lowest.gather.least);
-  const auto last = std::upper_bound(sizes_.begin(), sizes_.end(), lowest.gather.most);
-  if (first == last || searches_.over()) return false;
-  const int64_t size = *(first + (last - first) / 2);
-  const Range upper = bounded({size, lowest.gather.most}, lowest);
-  const Range lower = bounded({lowest.gather.least, size - 1}, lowest);
-  if (!upper.feasible && !lower.feasible) return false;  // nothing fits; only found out now
+  std::vector<Range> parts;
+  for (const auto& [gather, sizes] : parts_of(lowest)) {
+    if (searches_.over()) return false;
+    parts.push_back(bounded(gather, sizes, lowest, enough));
+  }
+  std::erase_if(parts, [](const Range& part) { return !part.feasible; });
+  if (parts.empty()) return false;  // nothing can be divided, or nothing fits, which is only found out now
   ++divisions_;
   std::pop_heap(ranges_.begin(), ranges_.end(), later);
   ranges_.pop_back();
-  for (const Range& range : {lower, upper}) {
-    if (!range.feasible) continue;
-    ranges_.push_back(range);
+  for (const Range& part : parts) {
+    ranges_.push_back(part);
     std::push_heap(ranges_.begin(), ranges_.end(), later);
   }
   return true;

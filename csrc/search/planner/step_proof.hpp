@@ -18,6 +18,12 @@
 // end is waited for, and what fits into its begin takes memory (GatherRange). The bound of all plans is the
 // lowest of those of ranges that cover all budgets. The range with the lowest one is divided, at a size at
 // which something begins to fit, as long as that can raise the bound above what the best plan needs.
+//
+// Note [Ranges of the batch]
+// A larger batch hides more transfers, so its best shares are others: for all batches together the bound is
+// that of shares which suit none. The plans are branched on the batch, too, at the one of the plan that
+// attains the lowest bound.
+//
 // The weights of pairs of neighbours (Note [Neighbours] in problem/step_bound.hpp) are chosen in each range
 // as the shares are, by the plans found so far: for given shares the bound is concave in them.
 #pragma once
@@ -40,9 +46,9 @@ class StepProver {
 
   // Proves a first bound. False if no plan fits.
   bool prove();
-  // Divides the range with the lowest bound, and appends to plans(). False if nothing is left to
-  // divide, or if it was divided often enough.
-  bool sharpen();
+  // Divides the range with the lowest bound, and appends to plans(). Bounds above `enough` seconds per sample
+  // need not be sharp. False if nothing is left to divide, or if it was divided often enough.
+  bool sharpen(double enough);
 
   double lower_bound_s_per_sample() const;  // per rank
   StepShares shares() const;                // of that bound
@@ -50,16 +56,25 @@ class StepProver {
   Proof proof() const;
   // The minima for the ranges and shares tried, and plans near them.
   const std::vector<Found>& plans() const { return plans_; }
-  // The best plans by the bound with these shares under another limit of the certain memory; with
-  // `every_latency` plans whose operators do not need a unit with their neighbours.
-  Schedule at(StepShares shares, int64_t limit_bytes, double gap, bool every_latency = false) const;
+  struct Weighed {
+    StepShares shares;
+    BatchSizes sizes;
+  };
+  // The batches of ranges with a bound below `enough` seconds per sample, lowest first, with that bound's
+  // shares.
+  std::vector<Weighed> open(double enough) const;
+  // The best plans of these batches by the bound with these shares, under another limit of the certain
+  // memory; their operators do not need a unit with their neighbours.
+  Schedule at(const Weighed& by, int64_t limit_bytes, double gap) const;
 
  private:
   struct Range {
     GatherRange gather;
+    BatchSizes sizes;
     double bound_s_per_sample = 0;
     StepShares shares;  // of that bound
     bool feasible = false;
+    int64_t size = 1;               // the batch of the plan that attains it
     std::vector<int> phases;        // that its search constrained
     std::vector<PairWeight> pairs;  // of that bound
   };
@@ -68,17 +83,19 @@ class StepProver {
     double constant, forward, backward;
     double at(double x, double y) const { return constant + forward * x + backward * y; }
   };
-  struct Weighed {  // a plan's bound: its line, and what each entry of a range's pairs adds at the whole
-                    // weight
+  struct PlanBound {  // its line, and what each entry of a range's pairs adds at the whole
+                      // weight
     Line line;
     std::vector<Line> pairs;
     Line with(const std::vector<PairWeight>& weights) const;
   };
   using Corners = std::array<Kinds, 3>;  // costs with shares (0, 0), (1, 0) and (0, 1)
 
-  // Bounds the plans with a budget in this range, beginning with the shares, weights and bound of another
-  // one.
-  Range bounded(GatherRange gather, const Range& beginning);
+  // Bounds the plans with a budget and a batch in these ranges, beginning with the shares, weights and bound
+  // of another range; ends when that is at least `enough`.
+  Range bounded(GatherRange gather, BatchSizes sizes, const Range& beginning, double enough);
+  // The parts of a range, by batch or by budget; none: nothing can be divided.
+  std::vector<std::pair<GatherRange, BatchSizes>> parts_of(const Range& range) const;
   void find_sizes();
   static Line line_of(const Corners& corners, const Found& plan);
   std::vector<Line> pairs_of(const Found& plan, const Corners& corners, GatherRange gather,
@@ -87,7 +104,7 @@ class StepProver {
   std::vector<PairWeight> pairs_over(GatherRange gather) const;
   // The weights and shares at which the lowest of the plans' bounds is highest, as far as a search along each
   // of them finds.
-  static std::pair<StepShares, double> best_weights(const std::vector<Weighed>& plans, StepShares shares,
+  static std::pair<StepShares, double> best_weights(const std::vector<PlanBound>& plans, StepShares shares,
                                                     std::vector<PairWeight>& weights);
   // The shares at which the lowest of the lines is highest, and its value.
   static std::pair<StepShares, double> best_shares(const std::vector<Line>& lines);

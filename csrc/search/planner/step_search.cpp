@@ -1,6 +1,7 @@
 #include "search/planner/step_search.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <optional>
 
@@ -11,6 +12,7 @@
 namespace osdp::search {
 namespace {
 
+constexpr size_t kMostBatches = 3;
 constexpr int kMostLimits = 6;   // lower limits for plans whose step is over
 constexpr double kFar = 0.02;    // gap above which the smaller space is searched to the end
 constexpr size_t kPolished = 6;  // plans that local search begins with
@@ -67,7 +69,7 @@ class StepSearch {
 
   // Proves the bound, and simulates the plans that attain it. False if nothing fits.
   bool first_plans() {
-    if ((!sum_fits() && !least_fits()) || !prover_.prove()) return false;
+    if (!prover_.prove()) return false;
     weighed_.emplace(problem_);
     weighed_->space.shares = prover_.shares();
     weighed_->space.every_latency = true;
@@ -78,13 +80,19 @@ class StepSearch {
     return true;
   }
 
-  bool sum_fits() { return searches_.run(searches_.with_least_reserve(problem_), kAnyPlan).feasible; }
   bool least_fits() {
     const LeastPeak& least = searches_.least(problem_.batches);
     return least.found && limit_.spare(least.largest_peak_bytes) >= 0;
   }
 
   bool fits() const { return !seeds_.empty() && seeds_.front().spare_bytes >= 0; }
+  // A bound per sample that is enough for the fastest plan.
+  double needed_s() const {
+    if (!fits()) return std::numeric_limits<double>::infinity();
+    const Seed& best = seeds_.front();
+    return 1e-12 * static_cast<double>(best.played.step_ps) / static_cast<double>(best.plan.batch.samples()) /
+           (1 + gap_);
+  }
   double enough_ps() const { return 1e12 * prover_.lower_bound_s_per_sample() * (1 + gap_); }
   // Whether the fastest plan takes at most this time per sample.
   bool within(double ps) const {
@@ -123,17 +131,20 @@ class StepSearch {
 
   // Raises the bound by dividing the plans into ranges of budgets; their minima are more plans.
   void sharpen() {
-    while (!done() && prover_.sharpen()) consider_proven();
+    while (!done() && prover_.sharpen(needed_s())) consider_proven();
   }
 
-  // The same bound under limits that leave room for transients.
+  // The same bound under limits that leave room for transients, for the batches that may have faster plans.
   void lower_limits() {
-    int64_t limit = limit_.most_bytes();
-    for (int n = 0; n < kMostLimits && !done(); ++n) {
-      const Schedule s = prover_.at(prover_.shares(), limit, gap_ / 20, true);
-      const int64_t left = consider(s);
-      if (left >= 0) return;
-      limit += left;
+    std::vector<StepProver::Weighed> batches = prover_.open(needed_s());
+    if (batches.size() > kMostBatches) batches.resize(kMostBatches);
+    for (const auto& batch : batches) {
+      int64_t limit = limit_.most_bytes();
+      for (int n = 0; n < kMostLimits && !done(); ++n) {
+        const int64_t left = consider(prover_.at(batch, limit, gap_ / 20));
+        if (left >= 0) break;
+        limit += left;
+      }
     }
   }
 
@@ -174,7 +185,15 @@ class StepSearch {
     const int64_t plays = std::clamp(searches_.wish().played_operators / std::max<int64_t>(1, operators),
                                      kFewestPlays, kMostPlays);
     std::vector<Candidacy> seeds;
-    for (size_t n = 0; n < std::min(kPolished, seeds_.size()); ++n) seeds.push_back(seeds_[n].plan);
+    for (const bool others : {false, true}) {  // first the fastest of each batch
+      for (const Seed& s : seeds_) {
+        const auto same = [&](const Candidacy& plan) {
+          return others ? plan == s.plan : plan.batch == s.plan.batch;
+        };
+        if (seeds.size() < kPolished && std::none_of(seeds.begin(), seeds.end(), same))
+          seeds.push_back(s.plan);
+      }
+    }
     const auto left = [&](const Candidacy& plan) { return limit_.spare(own.largest_peak_bytes(plan)); };
     const auto over = [&] { return searches_.over(); };
     consider(candidacy(polish(own, seeds, plays, left, enough_ps(), over).plan));

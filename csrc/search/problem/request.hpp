@@ -112,6 +112,19 @@ struct Batch {
   bool operator==(const Batch&) const = default;
 };
 
+inline constexpr int64_t kMostBatch = 65536;  // bounds the batch size where activations cost no memory
+
+// Micro-batch sizes from `least` to `most`.
+struct BatchSizes {
+  int64_t least = 1, most = kMostBatch;
+  bool operator==(const BatchSizes&) const = default;
+};
+
+// Batches from `least` to `most`, of equal accumulation.
+struct BatchRange {
+  Batch least, most;
+};
+
 // Note [Reserve]
 // A step gathers a unit, computes with it, produces its gradient and reduces it. The gradient being produced
 // counts in its operator's own phase (Candidate::own_bytes). All other large temporaries are buffers of
@@ -126,12 +139,19 @@ struct Request {
   Space space;
   int64_t limit_bytes = 0;
   std::vector<Batch> batches;         // empty: every size from 1 to the largest that fits, one micro-batch
+  BatchSizes sizes;                   // of these batches, the ones that are searched
   std::vector<Recompute> recompute;   // ways allowed for a block; never empty
   int64_t least_transient_bytes = 0;  // units are at least this large
   int64_t buffers = 2;                // full tensors beside the one being made: Note [Reserve]
   bool find_smallest = true;          // if nothing fits: search for the smallest feasible limit
   bool depth_first = false;           // the paper's search instead of the exact one (Cost::Paper only)
   bool smallest_first = false;        // for depth_first: options of least memory first (solve_dfs)
+
+  // The batches that are searched; those of all sizes are one range.
+  std::vector<BatchRange> ranges() const;
+
+  // The smallest and the largest of their micro-batches.
+  BatchSizes micro_batches() const;
 
   bool paper() const { return space.cost == Cost::Paper; }
   int64_t reserve_bytes(int64_t transient) const {
@@ -140,6 +160,19 @@ struct Request {
   }
 };
 
-inline constexpr int64_t kMostBatch = 65536;  // bounds the batch size where activations cost no memory
+inline std::vector<BatchRange> Request::ranges() const {
+  if (batches.empty()) return {{{sizes.least, 1}, {sizes.most, 1}}};
+  std::vector<BatchRange> found;
+  for (const Batch& b : batches)
+    if (sizes.least <= b.size && b.size <= sizes.most) found.push_back({b, b});
+  return found;
+}
+
+inline BatchSizes Request::micro_batches() const {
+  BatchSizes all{kMostBatch, 1};
+  for (const auto& [first, last] : ranges())
+    all = {std::min(all.least, first.size), std::max(all.most, last.size)};
+  return all.least <= all.most ? all : BatchSizes{};
+}
 
 }  // namespace osdp::search

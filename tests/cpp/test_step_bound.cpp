@@ -30,8 +30,13 @@ struct Worst {
 
 void check_problem(Random& dice, Worst& worst) {
   Model model = random_model(dice, 4);
-  for (Operator& op : model.operators)
+  for (Operator& op : model.operators) {
     if (dice() % 3 == 0) op.compute_s_per_sample = op.recompute_s_per_sample = 0;
+    // A forward that takes longer than both for some batches, as a profile's lines may have it.
+    if (dice() % 6 == 0) op.recompute_s_per_sample = 1e-9 * static_cast<double>(draw(dice, 0, 60));
+    if (dice() % 6 == 0) op.compute_s_fixed = 1e-9 * static_cast<double>(draw(dice, 0, 60));
+    if (dice() % 6 == 0) op.recompute_s_fixed = 1e-9 * static_cast<double>(draw(dice, 0, 40));
+  }
   Request request = random_machine(dice);
   const Batch batch{draw(dice, 1, 3), draw(dice, 1, 4)};
   if (dice() % 2 == 0) request.space.stage = {draw(dice, 1, 4), batch.accumulation};
@@ -48,6 +53,7 @@ void check_problem(Random& dice, Worst& worst) {
       request.space.pairs.push_back(
           {p.earlier_bytes, p.later_bytes, dice() % 2 == 0 ? 1024 : draw(dice, 1, 1024)}),
           ++worst.pairs;
+  if (dice() % 2 == 0) request.sizes = {draw(dice, 1, batch.size), draw(dice, batch.size, 3)};
   const Kinds kinds = find_kinds(planner.model(), request);
   if (count_plans(planner.model(), kinds, 2001) > 2000) return;
   const auto where = find_places(planner.model(), kinds);

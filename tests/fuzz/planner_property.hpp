@@ -61,10 +61,11 @@ inline void check_found(const Model& model, Request request, const Found& found,
   }
   const std::string wrong = check_plan(model, request, plan, found.step_ps, found.peak_bytes);
   must(wrong.empty(), wrong);
-  request.batches = {plan.batch};
+  request.batches = {plan.batch};  // a bound of these alone is sharper
   const int64_t bound = proven_bound_ps(model, request, plan.batch.samples(), proof, d.number(1, 1 << 20));
-  must(bound <= found.step_ps + rounding,
-       "a bound of " + std::to_string(bound) + " ps is above a plan of " + std::to_string(found.step_ps));
+  const int64_t own = request.paper() ? found.step_ps : bound_of_plan_ps(model, request, plan);
+  must(bound <= own + rounding,
+       "a bound of " + std::to_string(bound) + " ps is above a plan of " + std::to_string(own));
 }
 
 inline void try_schedule(Draws& d, Answered& a) {

@@ -186,16 +186,21 @@ int128 bound_cost(const Operator& op, const Request& request, Recompute recomput
   return kShare * (std::max<int128>(0, least) - (saved > 0 ? rounded_ps(saved, op.name) + 1 : 0));
 }
 
-BoundComputation bound_computation(const Operator& op, const Request& request) {
+BoundComputation bound_computation(const Operator& op, const Request& request, int64_t least, int64_t most) {
   const StepShares& x = *request.space.shares;
   // A forward takes as long as a recomputation that nothing slows, but no longer than forward and backward.
   const int128 step = rounded_ps(op.compute_s_per_sample, op.name);
   const int128 step_fixed = rounded_ps(op.compute_s_fixed, op.name);
   const int128 once = rounded_ps(op.recompute_s_per_sample, op.name);
   const int128 once_fixed = rounded_ps(op.recompute_s_fixed, op.name);
-  const bool shorter = once <= step && once_fixed <= step_fixed;  // in every batch
-  const auto bound = [&](int128 forward, int128 both) {
-    return x.forward * std::min(forward, both) + (shorter ? x.backward * (both - forward) : 0);
+  // Where it takes the time of a recomputation for some batches and that of both for others: no less than a
+  // line below the two; and if a long forward makes the bound less, as for a forward of both's time.
+  const bool here = once_fixed + once * least <= step_fixed + step * least;
+  const bool there = once_fixed + once * most <= step_fixed + step * most;
+  const auto bound = [&](int128 of_again, int128 both) {
+    int128 forward = here && there ? of_again : both;
+    if (here != there && x.forward >= x.backward) forward = std::min(of_again, both);
+    return x.forward * forward + x.backward * (both - forward);
   };
   BoundComputation c;
   c.per_sample = bound(once, step), c.fixed = bound(once_fixed, step_fixed);

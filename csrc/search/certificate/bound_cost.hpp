@@ -18,6 +18,7 @@ int128 bound_cost(const Operator& op, const Request& request, Recompute recomput
 struct BoundComputation {
   int128 fixed = 0, per_sample = 0, again_fixed = 0, again_per_sample = 0;
 };
-BoundComputation bound_computation(const Operator& op, const Request& request);
+// For micro-batches from `least` to `most`.
+BoundComputation bound_computation(const Operator& op, const Request& request, int64_t least, int64_t most);
 
 }  // namespace osdp::search

@@ -49,7 +49,6 @@ class Checker {
     for (size_t i = 0; i < model.operators.size(); ++i) {
       const Operator& op = model.operators[i];
       if (op.block >= 0) members_[op.block].push_back(i);
-      computation_.push_back(request.paper() ? paper_computation(op) : bound_computation(op, request));
     }
     std::vector<Recompute> ways = request.recompute;
     if (std::find(ways.begin(), ways.end(), Recompute::None) == ways.end()) ways.push_back(Recompute::None);
@@ -90,7 +89,8 @@ class Checker {
 
   // In parts of a picosecond.
   int128 time(const PlainPlan& plan) const {
-    int128 sum = fixed_time(plan.batch);
+    const BatchSizes all = request_.paper() ? BatchSizes{} : request_.micro_batches();
+    int128 sum = fixed_time(plan.batch, all.least, all.most);
     for (const OptionCost* c : chosen(plan)) {
       if (c != nullptr) sum += step_time(*c, plan.batch);
     }
@@ -108,10 +108,12 @@ class Checker {
     return sum;
   }
 
-  // For steps of this batch, in parts of a picosecond x denominator.
-  int128 bound(const std::vector<PhasePrice>& prices, int64_t denominator, Batch batch) const {
+  // For steps of this batch, in parts of a picosecond x denominator, by a function that is linear in the size
+  // of the micro-batch from `least` to `most`.
+  int128 bound(const std::vector<PhasePrice>& prices, int64_t denominator, Batch batch, int64_t least_size,
+               int64_t most_size) const {
     check_totals(batch);
-    int128 sum = denominator * fixed_time(batch);
+    int128 sum = denominator * fixed_time(batch, least_size, most_size);
     for (const PhasePrice& p : prices) sum -= kParts * p.numerator * (limit() - always(batch));
     for (size_t i = 0; i < model_.operators.size(); ++i) {
       if (model_.operators[i].block < 0) sum += cheapest(i, Recompute::None, prices, denominator, batch);
@@ -136,7 +138,7 @@ class Checker {
   // Whether a total of a step of this batch is above 2^61 (bytes or ps), so that it is no plan.
   bool overflows(Batch batch) const {
     const int128 size = batch.size;
-    int128 time = fixed_time(batch) / kParts, bytes = always(batch);
+    int128 time = fixed_time(batch, batch.size, batch.size) / kParts, bytes = always(batch);
     for (size_t b = 0; b < members_.size(); ++b) {
       time += again_time(b, batch) / kParts;
       bytes += in_flight() * model_.blocks[b].input_bytes_per_sample * size;
@@ -182,13 +184,22 @@ class Checker {
   }
   int128 again_time(size_t b, Batch batch) const {
     int128 sum = 0;
-    for (size_t i : members_[b])
-      sum += computation_[i].again_fixed + computation_[i].again_per_sample * batch.size;
+    for (size_t i : members_[b]) {
+      const BoundComputation c = computation(i, batch.size, batch.size);
+      sum += c.again_fixed + c.again_per_sample * batch.size;
+    }
     return sum * batch.accumulation;
   }
-  int128 fixed_time(Batch batch) const {
+  BoundComputation computation(size_t i, int64_t least, int64_t most) const {
+    const Operator& op = model_.operators[i];
+    return request_.paper() ? paper_computation(op) : bound_computation(op, request_, least, most);
+  }
+  int128 fixed_time(Batch batch, int64_t least, int64_t most) const {
     int128 sum = 0;
-    for (const BoundComputation& c : computation_) sum += c.per_sample * batch.size + c.fixed;
+    for (size_t i = 0; i < model_.operators.size(); ++i) {
+      const BoundComputation c = computation(i, least, most);
+      sum += c.per_sample * batch.size + c.fixed;
+    }
     return sum * batch.accumulation;
   }
   // Micro-batches whose activations a stage of a pipeline holds.
@@ -245,7 +256,6 @@ class Checker {
   const Model& model_;
   const Request& request_;
   std::vector<std::vector<size_t>> members_;  // by block
-  std::vector<BoundComputation> computation_;
   std::vector<Recompute> ways_;
   std::vector<std::vector<OptionCost>> costs_[3];
 };
@@ -301,7 +311,8 @@ int64_t proven_bound_ps(const Model& model, const Request& request, int64_t samp
         p.least.accumulation > kMostAccumulation)
       throw InvalidProblem("a proof of no batches");
     for (const Batch& end : {p.least, p.most}) {
-      const int128 ps = checker.bound(p.prices, denominator, end) / kParts / denominator;
+      const int128 ps =
+          checker.bound(p.prices, denominator, end, p.least.size, p.most.size) / kParts / denominator;
       least = std::min(least, std::clamp<int128>(ps, 0, kLargestSum) * samples / end.samples());
     }
   }

@@ -33,7 +33,7 @@ int64_t proven_bound_ps(const Model& model, const Request& request, int64_t samp
 std::string check_plan(const Model& model, const Request& request, const PlainPlan& plan, int64_t step_ps,
                        int64_t peak_bytes);
 
-// The plan's own step in the bound, in ps: for tests.
+// The plan's own step in the bound for the request's batches, in ps: for tests.
 int64_t bound_of_plan_ps(const Model& model, const Request& request, const PlainPlan& plan);
 
 }  // namespace osdp::search

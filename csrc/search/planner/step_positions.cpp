@@ -50,7 +50,8 @@ class Positions {
         at.gathered_again = place.modules == 1 && !joinable_.at(key(i)).ends_block;
         at.first = first;
       }
-      first &= !place.parameters && op.compute_s_per_sample == 0 && op.compute_s_fixed == 0;
+      first &= !place.parameters && op.compute_s_per_sample == 0 && op.compute_s_fixed == 0 &&
+               op.recompute_s_per_sample == 0 && op.recompute_s_fixed == 0;
     }
     set_ends();
     set_neighbours();

@@ -295,23 +295,41 @@ int64_t step_bound_ps(const Operator& op, const Device& device, const Space& spa
   return std::max<int64_t>(0, static_cast<int64_t>(ps * kBelow) - kRoundingPs * bound.collectives(c));
 }
 
+namespace {
+
+// Of forward and backward together, forward takes the time of a recomputation, but no more than both: the
+// shorter of two lines in the batch. For batches from `least` to `most`: a line that is not above it, and one
+// that is not below it. They are the same where one of the two is the shorter for all of these batches.
+struct ForwardTime {
+  Linear not_above, not_below;
+};
+ForwardTime forward_time(const Linear& both, const Linear& again, int64_t least, int64_t most) {
+  const auto shorter = [&](int64_t batch) {
+    return again.fixed - both.fixed + static_cast<int128>(again.per_sample - both.per_sample) * batch <= 0;
+  };
+  const bool at_least = shorter(least), at_most = shorter(most);
+  if (at_least && at_most) return {again, again};
+  if (!at_least && !at_most) return {both, both};
+  return {{std::min(both.fixed, again.fixed), std::min(both.per_sample, again.per_sample)}, both};
+}
+
+}  // namespace
+
 Linear step_bound_compute(const Model& model, const Request& request) {
   const StepShares x = *request.space.shares;
+  const auto [least, most] = request.micro_batches();
   int128 fixed = 0, per_sample = 0;
   double shift = 0;
   for (const Operator& op : model.operators) {
     const auto ps = [&](double seconds) { return picoseconds(seconds, "operator", op.name); };
     const Linear both{ps(op.compute_s_fixed), ps(op.compute_s_per_sample)};
     const Linear again{ps(op.recompute_s_fixed), ps(op.recompute_s_per_sample)};
-    // Of forward and backward together, forward takes the time of a recomputation, but no more than both; and
-    // where it would be that of both for some batches, backward's is left out.
-    const Linear forward{std::min(both.fixed, again.fixed), std::min(both.per_sample, again.per_sample)};
-    fixed += static_cast<int128>(x.forward) * forward.fixed;
-    per_sample += static_cast<int128>(x.forward) * forward.per_sample;
-    if (again.fixed <= both.fixed && again.per_sample <= both.per_sample) {
-      fixed += static_cast<int128>(x.backward) * (both.fixed - forward.fixed);
-      per_sample += static_cast<int128>(x.backward) * (both.per_sample - forward.per_sample);
-    }
+    const int64_t more = x.forward - x.backward;  // forward's share, beside that of both
+    const ForwardTime forward = forward_time(both, again, least, most);
+    const Linear& line = more >= 0 ? forward.not_above : forward.not_below;
+    fixed += static_cast<int128>(x.backward) * both.fixed + static_cast<int128>(more) * line.fixed;
+    per_sample +=
+        static_cast<int128>(x.backward) * both.per_sample + static_cast<int128>(more) * line.per_sample;
     if (request.device.ranks > 1)
       shift += shift_s(op, OptionBound(op, request.device, request.space, Recompute::None));
   }

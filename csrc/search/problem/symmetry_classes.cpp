@@ -128,7 +128,7 @@ class Totals {
   int64_t most_batch(int64_t accumulation) const {
     const auto most = [](int128 fixed, int128 per_sample) {
       if (fixed > kLargestSum) return int128{0};
-      return per_sample == 0 ? int128{kLargestSum} : (kLargestSum - fixed) / per_sample;
+      return per_sample <= 0 ? int128{kLargestSum} : (kLargestSum - fixed) / per_sample;
     };
     return static_cast<int64_t>(
         std::min(most(bytes_, bytes_per_sample_),

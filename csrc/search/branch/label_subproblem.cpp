@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "search/branch/branch_and_bound.hpp"
@@ -34,7 +35,8 @@ bool BranchAndBound::go_on_in_subproblem(BranchNode w) {
     return true;
   }
   int64_t most = cutoff(w) - 1;
-  const double target = subproblem.labels.bound_ps() * (1 + subproblem.allowance);
+  const double bound = subproblem.labels.bound_ps();  // of a step bound it may be 0 or less
+  const double target = bound + subproblem.allowance * std::max(1.0, std::abs(bound));
   if (target < static_cast<double>(most)) most = static_cast<int64_t>(target);
   subproblem.allowance *= kWider;
   const LabelSettingResult found = subproblem.labels.look(most, cutoff(w), kLongest, watch_);

@@ -10,13 +10,14 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from osdp.cli.files import STANDARD, check_output, check_picture, read
-from osdp.errors import InvalidProblemError, OSDPError
+from osdp.errors import FormatError, InvalidProblemError, OSDPError
 
 if TYPE_CHECKING:
     from torch import nn
 
     from osdp.description.model_description import ModelDescription
     from osdp.hardware.hardware import Hardware
+    from osdp.plan.parallel_plan import ParallelPlan
     from osdp.plan.plan import Plan
 
 _SEARCH_OPTIONS = (
@@ -38,6 +39,9 @@ _SEARCH_OPTIONS = (
     "prefetch",
     "separate_reductions",
     "gap",
+    "tensor_parallel",
+    "pipeline_parallel",
+    "schedule",
 )
 
 
@@ -68,6 +72,8 @@ def search(arguments: argparse.Namespace) -> None:
         raise InvalidProblemError(f"--world-size {arguments.world_size}: must be at least 1")
     check_output("-o", arguments.output)
     options = {name: value for name in _SEARCH_OPTIONS if (value := getattr(arguments, name)) is not None}
+    if arguments.tp_plan is not None:
+        options["tp_plan"] = dict(arguments.tp_plan)
     this = arguments.hardware == THIS_MACHINE
     if this and arguments.module is None:
         raise InvalidProblemError("--hardware this measures a model's operators too: it needs --module")
@@ -88,7 +94,7 @@ def verify(arguments: argparse.Namespace) -> int:
     """Returns 1 and reports on standard error if a claim of the plan is false."""
     from osdp.planning.verify import verify
 
-    wrong = verify(_plan(arguments.plan), search=arguments.search)
+    wrong = verify(_any_plan(arguments.plan), search=arguments.search)
     if wrong:
         print(f"osdp: {arguments.plan}: {' '.join(wrong.split())}", file=sys.stderr)
         return 1
@@ -123,11 +129,15 @@ def frontier(arguments: argparse.Namespace) -> None:
 
 
 def simulate(arguments: argparse.Namespace) -> None:
+    from osdp.plan.parallel_plan import ParallelPlan
     from osdp.plan.timeline import Timeline
 
     check_picture(arguments.plot)
     check_output("--trace", arguments.trace)
-    step = _plan(arguments.plan).simulate(_hardware(arguments.hardware), arguments.world_size)
+    plan = _any_plan(arguments.plan)
+    if isinstance(plan, ParallelPlan):
+        return _show(plan.simulate())
+    step = plan.simulate(_hardware(arguments.hardware), arguments.world_size)
     measured = Timeline.of_trace(arguments.measured) if arguments.measured else None
     if arguments.trace:
         step.save_trace(arguments.trace, measured)
@@ -215,6 +225,19 @@ def _plan(path: str) -> Plan:
     from osdp.plan.plan import Plan
 
     return read(Plan, path)
+
+
+def _any_plan(path: str) -> Plan | ParallelPlan:
+    """A plan, or one of several degrees of parallelism."""
+    from osdp.plan.parallel_plan import ParallelPlan
+
+    try:
+        return _plan(path)
+    except FormatError as error:
+        try:
+            return read(ParallelPlan, path)
+        except FormatError:
+            raise error from None
 
 
 def _hardware(name_or_path: str | None) -> Hardware | None:

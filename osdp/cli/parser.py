@@ -8,6 +8,7 @@ from osdp._search import RECOMPUTES
 from osdp.cli import commands
 from osdp.cli.suggestions import Parser
 from osdp.hardware.hardware import known_machines
+from osdp.plan.parallel_plan import SCHEDULES
 from osdp.plan.precisions import PRECISIONS
 from osdp.plan.searched import COSTS, METHODS, OBJECTIVES
 from osdp.planning.arguments import DEFAULT_HARDWARE
@@ -143,6 +144,21 @@ def _search(subparsers: argparse._SubParsersAction[Parser]) -> None:
         const=True,
         help="reduce gradients in a process group of their own",
     )
+    for degree in ("tensor", "pipeline"):
+        search.add_argument(
+            f"--{degree}-parallel",
+            type=_count_or_auto,
+            metavar="N|auto",
+            help=f"degree of {degree} parallelism; auto: the fastest; with one of the two the plan has stages",
+        )
+    search.add_argument(
+        "--tp-plan",
+        type=_style,
+        action="append",
+        metavar="PATTERN=STYLE",
+        help="what tensor parallelism divides, such as '*.up=colwise'; repeatable",
+    )
+    search.add_argument("--schedule", choices=SCHEDULES, help="of the stages; default: 1f1b")
     search.add_argument(
         "--gap",
         type=float,
@@ -270,6 +286,13 @@ def _ways(text: str) -> str | list[str]:
                 f"invalid choice: {way!r} (choose from auto, {', '.join(RECOMPUTES)})"
             )
     return text if text == "auto" else ways
+
+
+def _style(text: str) -> tuple[str, str]:
+    pattern, _, style = text.rpartition("=")
+    if not pattern or not style:
+        raise argparse.ArgumentTypeError(f"{text!r}: a module's name or pattern, =, and its style")
+    return pattern, style
 
 
 def _count_or_auto(text: str) -> int | str:

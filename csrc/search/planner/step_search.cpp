@@ -69,6 +69,8 @@ class StepSearch {
 
   // Proves the bound, and simulates the plans that attain it. False if nothing fits.
   bool first_plans() {
+    // Over all batches the smallest limit is that of the least plan; a batch is searched to the end.
+    if (problem_.batches.empty() && !sum_fits() && !least_fits()) return false;
     if (!prover_.prove()) return false;
     weighed_.emplace(problem_);
     weighed_->space.shares = prover_.shares();
@@ -80,6 +82,7 @@ class StepSearch {
     return true;
   }
 
+  bool sum_fits() { return searches_.run(searches_.with_least_reserve(problem_), kAnyPlan).feasible; }
   bool least_fits() {
     const LeastPeak& least = searches_.least(problem_.batches);
     return least.found && limit_.spare(least.largest_peak_bytes) >= 0;

@@ -18,6 +18,7 @@ from osdp.cli import commands, parser
 from osdp.cli.main import main
 from osdp.description.model_description import ModelDescription
 from osdp.hardware.hardware import Hardware, known_machines
+from osdp.plan.parallel_plan import ParallelPlan
 from osdp.plan.plan import Plan
 from osdp.planning.arguments import DEFAULT_HARDWARE
 from osdp.planning.core_inputs import OPTIMIZER_STATE
@@ -255,6 +256,20 @@ def test_the_other_flags_of_search_reach_it(models: Path, tmp_path: Path) -> Non
     plan = Plan.load(path)
     assert plan.separate_reductions and plan.prefetch == 0 and plan.searched is not None
     assert set(plan.searched.modes) == {"NO_SHARD", "FULL_SHARD"}
+
+
+def test_degrees_are_searched_verified_and_simulated(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "degrees.json"
+    argv = ["search", "--module", f"{models}:build", "--memory", "1GiB", *MACHINE, "-o", str(path)]
+    assert main([*argv, "--pipeline-parallel", "2", "--schedule", "gpipe", "--global-batch-size", "64"]) == 0
+    plan = ParallelPlan.load(path)
+    assert (plan.pipeline_parallel, plan.tensor_parallel, plan.schedule) == (2, 1, "gpipe")
+    assert main(["verify", str(path)]) == 0 and main(["simulate", str(path)]) == 0
+    with pytest.raises(SystemExit):
+        main([*argv, "--tensor-parallel", "2", "--tp-plan", "nothing"])
+    assert "a module's name or pattern" in capsys.readouterr().err
 
 
 def test_what_search_assumes_by_default_the_command_does_too(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import osdp
+from benchmarks.planner import transformer
 from osdp import _search
 from osdp.description.model_description import ModelDescription
 from osdp.hardware.hardware import Collective
@@ -233,6 +234,26 @@ def test_infeasible_says_what_would_fit():
     assert plan.predicted.peak_memory_bytes <= smallest
     with pytest.raises(osdp.InfeasibleError):
         osdp.search(description, memory=smallest - 1, world_size=8, hardware=machine())
+
+
+def test_a_batch_whose_sum_and_least_plan_do_not_fit_may_have_a_plan():
+    """A search over all batches returns it: it can be asked for, too."""
+    description = transformer([8192] * 4)
+    plan = osdp.search(description, memory=8 * 10**9, world_size=16, hardware="rtx-titan-8", batch_size=8)
+    assert plan.batch_size == 8 and plan.predicted.peak_memory_bytes <= 8 * 10**9
+
+
+def test_the_proof_counts_computation_where_a_profiles_lines_cross():
+    """Forward with backward is two figures of a profile, a forward one: for each sample."""
+    description = gpt(4, 256)
+    measured = dataclasses.replace(
+        machine(),
+        gamma_s={o.name: 1e-5 for o in description.operators},
+        gamma_fixed_s={o.name: 1e-3 for o in description.operators},
+        recompute_s={o.name: 3e-5 for o in description.operators},
+    )
+    plan = osdp.search(description, memory="200MiB", world_size=8, hardware=measured, batch_size=16)
+    assert plan.certificate.gap < 0.05 and plan.certificate.checked_gap < 0.05
 
 
 def test_every_operator_has_a_reason():

@@ -383,7 +383,8 @@ def _has_hooks(module: nn.Module) -> bool:
         *module._backward_hooks.values(),
         *module._backward_pre_hooks.values(),
     )
-    converting = "torch.distributed.tensor." if layout_of(next(module.parameters())) is not None else None
+    divided = any(layout_of(p) is not None for p in module.parameters())  # what is ignored is not there
+    converting = "torch.distributed.tensor." if divided else None
     return any(not converting or not (h.__module__ or "").startswith(converting) for h in found)
 
 

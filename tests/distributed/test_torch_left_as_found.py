@@ -15,6 +15,7 @@ import torch
 from harness import Member, Pool
 from support import plans
 from torch import nn
+from torch.nn.utils import clip_grad
 
 import osdp
 from osdp.sharding.sharded_model import sharded_models
@@ -38,7 +39,13 @@ def torch_now() -> dict[str, Any]:
                 found |= {f"{name}.{key}.{k}": v for k, v in methods}
             elif issubclass(kind, dict) and "hook" in key:
                 found[f"{name}.{key}"] = tuple(value.values())
+    found["torch.nn.utils.clip_grad.get_total_norm"] = _total_norm_in(clip_grad._get_total_norm)
     return found
+
+
+def _total_norm_in(wrapper: Any) -> Any:
+    """torch wraps it in no_grad, and the wrapper's closure holds it."""
+    return wrapper.__closure__[0].cell_contents
 
 
 def changed(before: dict[str, Any], after: dict[str, Any]) -> set[str]:

@@ -16,7 +16,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class _Replacement:
-    owner: Any  # a module or a class
+    owner: Any  # a module, a class or a closure's cell
     name: str
     was: Any
     ours: Any

@@ -100,18 +100,21 @@ test-threads: $(STAMPS)/tools  ## those of communication between ranks under the
 FUZZER = $(shell for c in clang++ clang++-2{2,1,0} clang++-1{9,8,7,6,5,4}; do \
   command -v $$c >/dev/null && echo 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }' \
     | $$c -xc++ -fsanitize=fuzzer,address,undefined -o /dev/null - 2>/dev/null && { echo $$c; break; }; done)
-FUZZ_SECONDS ?= 30
+# Without FUZZ_SECONDS the same inputs in every run, so that a change is judged by itself; with it, new ones for so long.
+# What a fuzzer found stays in tests/fuzz/found and is tried first, and by the C++ tests.
+FUZZ_RUNS ?= 20000
+fuzz_for = $(if $(FUZZ_SECONDS),-max_total_time=$(FUZZ_SECONDS),-runs=$(FUZZ_RUNS) -seed=1)
 
 .PHONY: fuzz
-fuzz: $(STAMPS)/tools  ## the planner under libFuzzer for half a minute; needs clang with its fuzzer
+fuzz: $(STAMPS)/tools  ## the planner under libFuzzer, or with new inputs (FUZZ_SECONDS=600); needs clang with its fuzzer
 	@fuzzer='$(FUZZER)'; [ -n "$$fuzzer" ] || { echo "== make fuzz needs a clang with libFuzzer; on Debian and Ubuntu: \
 	apt-get install clang and libclang-rt-N-dev of its version"; exit 1; }; \
-	echo "== fuzzing the planner for $(FUZZ_SECONDS) s ($$fuzzer, build/fuzz)"; \
+	echo "== fuzzing the planner ($(fuzz_for), $$fuzzer, build/fuzz)"; \
 	cmake -S . -B build/fuzz -G Ninja -DCMAKE_CXX_COMPILER="$$fuzzer" -DCMAKE_BUILD_TYPE=None -DOSDP_PYTHON=OFF -DOSDP_FUZZ=ON \
 	  -DOSDP_SANITIZE=$(SANITIZERS) >build/fuzz.log || { cat build/fuzz.log; exit 1; }; \
-	ninja -C build/fuzz -j$(JOBS) --quiet fuzz_planner; mkdir -p build/fuzz/requests; \
-	build/fuzz/fuzz_planner -max_total_time=$(FUZZ_SECONDS) -max_len=600 -len_control=0 -timeout=20 -artifact_prefix=build/fuzz/ \
-	  build/fuzz/requests 2>build/fuzz/log || { tail -n 40 build/fuzz/log; exit 1; }; tail -n 1 build/fuzz/log
+	ninja -C build/fuzz -j$(JOBS) --quiet fuzz_planner; rm -rf build/fuzz/requests; mkdir -p build/fuzz/requests; \
+	build/fuzz/fuzz_planner $(fuzz_for) -max_len=600 -len_control=0 -timeout=20 -artifact_prefix=build/fuzz/ \
+	  build/fuzz/requests tests/fuzz/found 2>build/fuzz/log || { tail -n 40 build/fuzz/log; exit 1; }; tail -n 1 build/fuzz/log
 
 .PHONY: fuzz-compiler
 fuzz-compiler:

@@ -1,6 +1,9 @@
-// The fuzzer's property of the planner on random requests, the same ones in every run: proper ones, some with
-// one thing wrong, and nonsense.
+// The fuzzer's property of the planner on what a fuzzer found once, and on random requests, the same ones in
+// every run: proper ones, some with one thing wrong, and nonsense.
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <random>
 
 #include "../fuzz/planner_property.hpp"
@@ -13,6 +16,14 @@ int main(int argc, char** argv) {
   const int seed = argc > 2 ? std::atoi(argv[2]) : 5;
   std::mt19937_64 random(static_cast<uint64_t>(seed));
   Answered counted;
+  int found = 0;
+  for (const auto& file : std::filesystem::directory_iterator(OSDP_FUZZ_FOUND)) {
+    std::ifstream bytes(file.path(), std::ios::binary);
+    const std::vector<char> input(std::istreambuf_iterator<char>(bytes), {});
+    try_request({reinterpret_cast<const uint8_t*>(input.data()), input.size()}, counted);
+    ++found;
+  }
+  CHECK(found > 0);
   for (int n = 0; n < requests; ++n) {
     std::vector<uint8_t> bytes(400);
     for (uint8_t& b : bytes) b = static_cast<uint8_t>(random());

@@ -42,13 +42,18 @@ inline PlainPlan plain(const Model& model, const Request& request, const Found& 
   return plan;
 }
 
+// The search rounds its bounds down once a sample, for all operators and for each recomputed block, and each
+// collective by some ps: where nothing takes time, a bound is below 0 by so much.
+inline int64_t rounded_down(const Model& model, Batch batch) {
+  return batch.samples() * static_cast<int64_t>(model.blocks.size() + 1) +
+         36 * batch.accumulation * static_cast<int64_t>(model.operators.size() + 1);
+}
+
 // Prices prove no more than the time of a plan that fits.
 inline void check_found(const Model& model, Request request, const Found& found, Draws& d) {
   const PlainPlan plan = plain(model, request, found);
   const std::vector<BatchProof> proof = draw_proof(d, model, plan.batch);
-  // The search rounds down once a sample, for all operators and for each recomputed block.
-  const int64_t rounding = plan.batch.samples() * static_cast<int64_t>(model.blocks.size() + 1) +
-                           36 * plan.batch.accumulation * static_cast<int64_t>(model.operators.size() + 1);
+  const int64_t rounding = rounded_down(model, plan.batch);
   if (!request.paper()) {
     if (!request.space.shares) return;
     const int64_t least = bound_of_plan_ps(model, request, plan);
@@ -84,7 +89,9 @@ inline void try_schedule(Draws& d, Answered& a) {
   check_found(model, request, {s.batch, s.transient_bytes, s.decision, s.step_ps, s.peak_bytes}, d);
   for (const Found& f : s.runners_up) check_found(model, request, f, d);
   const double per_sample = static_cast<double>(s.step_ps) / static_cast<double>(s.batch.samples());
-  must(s.lower_bound_s_per_sample >= 0 && s.lower_bound_s_per_sample <= per_sample * 1e-12 * (1 + 1e-9),
+  const double least = request.space.shares ? -static_cast<double>(rounded_down(model, s.batch)) : 0;
+  must(s.lower_bound_s_per_sample * 1e12 >= least, "the search's bound is a time");
+  must(s.lower_bound_s_per_sample <= per_sample * 1e-12 + 1e-9 * std::abs(per_sample) * 1e-12,
        "the search's bound is not above its plan");
 }
 

@@ -1,5 +1,5 @@
-// Bindings of csrc/ops: slice sources written in Python, and the callable that stands in for nn.Linear's
-// forward.
+// Bindings of csrc/ops: slice sources written in Python, and the callables that stand in for the forward of
+// nn.Linear and nn.Embedding.
 #include <ATen/ATen.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/utils/pybind.h>
@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "ops/slice_source.hpp"
+#include "ops/split_embedding.hpp"
 #include "ops/split_linear.hpp"
 #include "ops/split_shape.hpp"
 
@@ -67,6 +68,12 @@ int64_t parse_split(const py::object& split) {
   return split.cast<int64_t>();
 }
 
+void refuse_transforms(const char* op) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode), op,
+      " cannot be transformed by torch.func; give the operator granularity 1 in the plan");
+}
+
 // linear.forward = SplitCall(linear.weight, linear.bias, ...): the module keeps its class, name, parameters
 // and hooks. Holds the Parameter objects, so it sees changes by set_data, an optimizer or load_state_dict,
 // but not a *new* Parameter object assigned to the module.
@@ -89,10 +96,7 @@ struct SplitCall {
   }
 
   at::Tensor operator()(const at::Tensor& input) const {
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        !c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode),
-        "osdp::split_linear cannot be transformed by torch.func; give the operator granularity 1 in the "
-        "plan");
+    refuse_transforms("osdp::split_linear");
     return ops::split_linear(input, weight, bias, out_features, in_features, granularity, split, source);
   }
 
@@ -101,6 +105,36 @@ struct SplitCall {
     out << "SplitCall(in_features=" << in_features << ", out_features=" << out_features
         << ", bias=" << (bias ? "True" : "False") << ", granularity=" << granularity << ", split='"
         << (split == 0 ? "out" : "in") << "', source=" << source << ")";
+    return out.str();
+  }
+};
+
+// embedding.forward = SplitLookUp(embedding.weight, ...), in the same way.
+struct SplitLookUp {
+  at::Tensor weight;
+  int64_t rows, columns, padding_idx, granularity, split, source;
+
+  SplitLookUp(at::Tensor weight, int64_t rows, int64_t columns, std::optional<int64_t> padding_idx,
+              int64_t granularity, const py::object& split, int64_t source)
+      : weight(std::move(weight)),
+        rows(rows),
+        columns(columns),
+        padding_idx(padding_idx.value_or(-1)),
+        granularity(granularity),
+        split(parse_split(split)),
+        source(source) {
+    (void)ops::SplitShape(rows, columns, granularity, this->split);
+  }
+
+  at::Tensor operator()(const at::Tensor& input) const {
+    refuse_transforms("osdp::split_embedding");
+    return ops::split_embedding(input, weight, rows, columns, padding_idx, granularity, split, source);
+  }
+
+  std::string repr() const {
+    std::ostringstream out;
+    out << "SplitLookUp(rows=" << rows << ", columns=" << columns << ", granularity=" << granularity
+        << ", split='" << (split == 0 ? "out" : "in") << "', source=" << source << ")";
     return out.str();
   }
 };
@@ -136,4 +170,18 @@ void bind_ops(py::module_& m) {
       .def_readonly("granularity", &SplitCall::granularity)
       .def_readonly("split", &SplitCall::split)
       .def_readonly("source", &SplitCall::source);
+  py::class_<SplitLookUp>(
+      m, "SplitLookUp",
+      "The look-up of an nn.Embedding with weight [rows, columns], computed in `granularity` slices of its "
+      "rows (split='out' or 0) or columns ('in' or 1); called like nn.Embedding.forward. `source`: as of "
+      "SplitCall.")
+      .def(py::init<at::Tensor, int64_t, int64_t, std::optional<int64_t>, int64_t, const py::object&,
+                    int64_t>(),
+           py::arg("weight"), py::arg("rows"), py::arg("columns"), py::arg("padding_idx"),
+           py::arg("granularity"), py::arg("split"), py::arg("source") = 0)
+      .def("__call__", &SplitLookUp::operator(), py::arg("input"), py::call_guard<py::gil_scoped_release>())
+      .def("__repr__", &SplitLookUp::repr)
+      .def_readonly("granularity", &SplitLookUp::granularity)
+      .def_readonly("split", &SplitLookUp::split)
+      .def_readonly("source", &SplitLookUp::source);
 }

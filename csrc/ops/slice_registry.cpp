@@ -46,7 +46,7 @@ std::shared_ptr<SliceSource> find_source(int64_t id) {
   const std::lock_guard<std::mutex> lock(r.mutex);
   const auto found = r.sources.find(id);
   TORCH_CHECK(
-      found != r.sources.end(), "osdp::split_linear: slice source ", id,
+      found != r.sources.end(), "osdp: slice source ", id,
       " is not registered (the sharded model that owned it was destroyed before this forward or backward?)");
   return found->second;
 }

@@ -1,4 +1,4 @@
-// SliceSource: the interface through which a split matrix product gets the slices of a weight.
+// SliceSource: the interface through which a split matrix product, or look-up, gets the slices of a weight.
 //
 // A weight of `granularity` equal slices, along the output dimension (rows: slice i is [out/g, in]) or along
 // the input dimension (columns: slice i is [out, in/g], contiguous). The product acquires one slice at a time

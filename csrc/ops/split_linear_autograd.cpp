@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include "ops/not_twice.hpp"
 #include "ops/slice_source.hpp"
 #include "ops/split_linear.hpp"
 
@@ -93,27 +94,6 @@ at::Tensor autograd_kernel(const at::Tensor& x, const at::Tensor& weight,
   return SplitLinear::apply(x, weight, bias, out_features, in_features, granularity, split, source);
 }
 
-// Second derivatives would have to gather the slices a third time. The first derivative may be taken with
-// create_graph=True; differentiating it is refused.
-class NotTwice : public torch::autograd::Function<NotTwice> {
- public:
-  // The operands are separate arguments, since only these become inputs of the node. `results` must not be
-  // one.
-  static variable_list forward(AutogradContext* ctx, const at::Tensor& grad,
-                               const std::optional<at::Tensor>& x, const std::optional<at::Tensor>& weight,
-                               const variable_list& results) {
-    variable_list out;
-    for (const auto& result : results) out.push_back(result.detach());
-    return out;
-  }
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        false,
-        "osdp::split_linear cannot be differentiated twice; give the operator granularity 1 "
-        "in the plan to use second derivatives through it");
-  }
-};
-
 std::tuple<at::Tensor, at::Tensor, at::Tensor> autograd_backward_kernel(
     const at::Tensor& grad, const std::optional<at::Tensor>& x, const std::optional<at::Tensor>& weight,
     int64_t out_features, int64_t in_features, int64_t granularity, int64_t split, int64_t source,
@@ -131,7 +111,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> autograd_backward_kernel(
   for (const auto& t : results) {
     if (t.defined()) present.push_back(t);
   }
-  present = NotTwice::apply(grad, x, weight, present);
+  present = NotTwice::apply("osdp::split_linear", grad, x, weight, present);
   size_t next = 0;
   for (auto& t : results) {
     if (t.defined()) t = present[next++];

@@ -22,15 +22,12 @@ struct SplitShape {
         in_features(in_features),
         granularity(granularity),
         split(SplitDim{split}) {
-    TORCH_CHECK_VALUE(out_features >= 0 && in_features >= 0,
-                      "osdp::split_linear: negative size: out_features ", out_features, ", in_features ",
-                      in_features);
-    TORCH_CHECK_VALUE(split == 0 || split == 1, "osdp::split_linear: split is ", split,
-                      "; 0 is out, 1 is in");
-    TORCH_CHECK_VALUE(granularity >= 1, "osdp::split_linear: granularity is ", granularity,
-                      "; it must be at least 1");
-    TORCH_CHECK_VALUE(divided() % granularity == 0, "osdp::split_linear: granularity ", granularity,
-                      " does not divide ", by_out() ? "out_features " : "in_features ", divided());
+    TORCH_CHECK_VALUE(out_features >= 0 && in_features >= 0, "osdp: negative size: out_features ",
+                      out_features, ", in_features ", in_features);
+    TORCH_CHECK_VALUE(split == 0 || split == 1, "osdp: split is ", split, "; 0 is out, 1 is in");
+    TORCH_CHECK_VALUE(granularity >= 1, "osdp: granularity is ", granularity, "; it must be at least 1");
+    TORCH_CHECK_VALUE(divided() % granularity == 0, "osdp: granularity ", granularity, " does not divide ",
+                      by_out() ? "out_features " : "in_features ", divided());
   }
 
   bool by_out() const { return split == SplitDim::Out; }

@@ -10,13 +10,12 @@ WeightSlices::WeightSlices(const SplitShape& shape, const std::optional<at::Tens
     source_ = find_source(source);
     return;
   }
-  TORCH_CHECK(weight.has_value() && weight->defined(),
-              "osdp::split_linear: needs a weight or a slice source");
+  TORCH_CHECK(weight.has_value() && weight->defined(), "osdp: needs a weight or a slice source");
   TORCH_CHECK(
       weight->dim() == 2 && weight->size(0) == shape.packed_rows() && weight->size(1) == shape.slice_cols(),
-      "osdp::split_linear: weight is ", weight->sizes(), "; ", shape.granularity, " slices of [",
-      shape.slice_rows(), ", ", shape.slice_cols(), "], one below the other, are [", shape.packed_rows(),
-      ", ", shape.slice_cols(), "]");
+      "osdp: weight is ", weight->sizes(), "; ", shape.granularity, " slices of [", shape.slice_rows(), ", ",
+      shape.slice_cols(), "], one below the other, are [", shape.packed_rows(), ", ", shape.slice_cols(),
+      "]");
   weight_ = *weight;
 }
 
@@ -28,25 +27,24 @@ void check_slice(const SplitShape& shape, const at::Tensor& slice, int64_t index
                  const at::Device& device) {
   TORCH_CHECK(slice.defined() && slice.dim() == 2 && slice.size(0) == shape.slice_rows() &&
                   slice.size(1) == shape.slice_cols(),
-              "osdp::split_linear: slice ", index, " has shape ",
-              slice.defined() ? slice.sizes() : at::IntArrayRef{}, "; expected [", shape.slice_rows(), ", ",
-              shape.slice_cols(), "]");
-  TORCH_CHECK(slice.device() == device, "osdp::split_linear: slice ", index, " is on ", slice.device(),
-              ", x is on ", device);
+              "osdp: slice ", index, " has shape ", slice.defined() ? slice.sizes() : at::IntArrayRef{},
+              "; expected [", shape.slice_rows(), ", ", shape.slice_cols(), "]");
+  TORCH_CHECK(slice.device() == device, "osdp: slice ", index, " is on ", slice.device(),
+              ", its operand is on ", device);
   const bool same = slice.scalar_type() == compute;
   const bool narrowed =
       slice.scalar_type() == at::kFloat && (compute == at::kBFloat16 || compute == at::kHalf);
-  TORCH_CHECK(same || narrowed, "osdp::split_linear: x is ", compute, " but the weight is ",
-              slice.scalar_type());
+  TORCH_CHECK(same || narrowed, "osdp: x is ", compute, " but the weight is ", slice.scalar_type());
 }
 
 }  // namespace
 
-AcquiredSlice WeightSlices::acquire(int64_t index, int64_t next, at::ScalarType compute,
+AcquiredSlice WeightSlices::acquire(int64_t index, int64_t next, std::optional<at::ScalarType> compute_in,
                                     const at::Device& device) const {
   at::Tensor slice = source_ ? source_->acquire(index, next)
                              : weight_.narrow(0, index * shape_.slice_rows(), shape_.slice_rows());
   AcquiredSlice held(source_.get(), index, std::move(slice));
+  const at::ScalarType compute = compute_in.value_or(held.tensor().scalar_type());
   check_slice(shape_, held.tensor(), index, compute, device);
   if (held.tensor().scalar_type() == compute) return held;
   return AcquiredSlice(nullptr, index, held.tensor().to(compute));  // `held` is released here

@@ -40,10 +40,11 @@ class WeightSlices {
   // source == 0: `weight` is [packed_rows, slice_cols] and holds every slice; else `weight` is ignored.
   WeightSlices(const SplitShape& shape, const std::optional<at::Tensor>& weight, int64_t source);
 
-  // Slice `index` in dtype `compute`: the slice itself, or a copy if it is kept in another dtype (the
-  // original is then released at once). `next` as in SliceSource::acquire. Throws c10::Error if the source
-  // returns a wrong shape or device or an unsuitable dtype.
-  AcquiredSlice acquire(int64_t index, int64_t next, at::ScalarType compute, const at::Device& device) const;
+  // Slice `index` in dtype `compute` (null: its own): the slice itself, or a copy if it is kept in another
+  // dtype (the original is then released at once). `next` as in SliceSource::acquire. Throws c10::Error if
+  // the source returns a wrong shape or device or an unsuitable dtype.
+  AcquiredSlice acquire(int64_t index, int64_t next, std::optional<at::ScalarType> compute,
+                        const at::Device& device) const;
 
   SliceSource* source() const { return source_.get(); }  // null if a tensor holds the slices
 

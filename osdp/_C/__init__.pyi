@@ -21,6 +21,7 @@ __all__: list[str] = [
     "Piece",
     "Runtime",
     "SplitCall",
+    "SplitLookUp",
     "SplitSpec",
     "UnitSpec",
     "Work",
@@ -63,6 +64,29 @@ class SplitCall:
         bias: torch.Tensor | None,
         out_features: typing.SupportsInt | typing.SupportsIndex,
         in_features: typing.SupportsInt | typing.SupportsIndex,
+        granularity: typing.SupportsInt | typing.SupportsIndex,
+        split: typing.Any,
+        source: typing.SupportsInt | typing.SupportsIndex = 0,
+    ) -> None: ...
+    def __repr__(self) -> str: ...
+    @property
+    def granularity(self) -> int: ...
+    @property
+    def source(self) -> int: ...
+    @property
+    def split(self) -> int: ...
+
+class SplitLookUp:
+    """
+    The look-up of an nn.Embedding with weight [rows, columns], computed in `granularity` slices of its rows (split='out' or 0) or columns ('in' or 1); called like nn.Embedding.forward. `source`: as of SplitCall.
+    """
+    def __call__(self, input: torch.Tensor) -> torch.Tensor: ...
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        rows: typing.SupportsInt | typing.SupportsIndex,
+        columns: typing.SupportsInt | typing.SupportsIndex,
+        padding_idx: typing.SupportsInt | typing.SupportsIndex | None,
         granularity: typing.SupportsInt | typing.SupportsIndex,
         split: typing.Any,
         source: typing.SupportsInt | typing.SupportsIndex = 0,

@@ -34,7 +34,7 @@ _SHAPES = re.compile(
 _BROADCAST = re.compile(
     r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\) at non-singleton dimension"
 )
-_SLICES = re.compile(r"osdp::split_linear cannot be (differentiated twice|transformed by torch\.func)")
+_SLICES = re.compile(r"osdp::split_\w+ cannot be (differentiated twice|transformed by torch\.func)")
 
 # What torch says of operands of different dtypes.
 _DTYPES = re.compile(

@@ -150,6 +150,7 @@ later_methods.implement(
         "Plan.simulate": "osdp.planning.simulate.simulate",
         "ParallelPlan.simulate": "osdp.planning.degrees.replay.simulate",
         "ParallelPlan.__rich__": "osdp.show.parallel_plan.render",
+        "PipelineStage": "osdp.fsdp.fsdp_module.as_stage",
         "Plan.frontier": "osdp.planning.frontier.frontier",
         "Plan.explain": "osdp.show.explain.explain",
         "Plan.diff": "osdp.show.diff.diff",

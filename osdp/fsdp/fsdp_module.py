@@ -24,23 +24,24 @@ from osdp.base.made_classes import reduced
 from osdp.base.warned import warn
 from osdp.errors import InvalidProblemError, ShardingError
 from osdp.fsdp.new_dtypes import take_new_dtypes
-from osdp.fsdp.pipelining import answer_pipelining, refuse_split_backward
+from osdp.fsdp.pipelining import from_schedule, refuse_split_backward, state_of, staying
 from osdp.sharding.forward_methods import part_of
 from osdp.sharding.parameter_settings import (
     GATHERS_IN_BACKWARD,
     STAYS_AFTER_BACKWARD,
     STAYS_AFTER_FORWARD,
+    STAYS_IF_KEPT,
     SYNC,
     change_setting,
     places_of,
     set_divide_factor,
 )
+from osdp.sharding.sharded_model import sharded_of
 
 # These tune when collectives run and how; numbers do not depend on them, nor does what stays in memory between passes.
 HINTS = (
     "reset_iter_state",
     "set_force_sum_reduction_for_comms",
-    "set_is_last_backward",
     "set_modules_to_backward_prefetch",
     "set_modules_to_forward_prefetch",
     "set_post_optim_event",
@@ -110,8 +111,11 @@ class FSDPModule(nn.Module):
         Raises ShardingError within `osdp.summon_full_params`, and for a pipeline schedule that splits backward. What
         is written to the full values would be lost: whatever ends their time raises ShardingError that names it.
         """
-        refuse_split_backward(sys._getframe(1))
+        caller = sys._getframe(1)
+        refuse_split_backward(caller)
         parameters = parameters_of_unit(self)
+        if from_schedule(caller):
+            parameters = staying(parameters, sharded_of(self))
         for sharded, indices in places_of(parameters):
             sharded.runtime.unshard(indices, not async_op)
             if not (async_op or sharded.runtime.in_pass):
@@ -134,8 +138,12 @@ class FSDPModule(nn.Module):
         change_setting(self._of(recurse), STAYS_AFTER_FORWARD, not reshard_after_forward)
 
     def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
-        """With False, the units stay gathered after a backward for the next micro-batch, until an optimizer's step."""
-        change_setting(self._of(recurse), STAYS_AFTER_BACKWARD, not reshard_after_backward)
+        """With False, the units stay gathered after a backward for the next micro-batch, until an optimizer's step. A
+        stage of a pipeline with a plan of its own keeps what the plan keeps: Note [Micro-batches of a stage]."""
+        parameters = self._of(recurse)
+        if not reshard_after_backward and state_of(self).in_stage:
+            parameters = staying(parameters, sharded_of(self))
+        change_setting(parameters, STAYS_AFTER_BACKWARD, not reshard_after_backward)
 
     def set_unshard_in_backward(self, unshard_in_backward: bool) -> None:
         """With False, backward does not gather the module's unit: for parameters that no backward reads (of an
@@ -144,8 +152,19 @@ class FSDPModule(nn.Module):
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
         """With False, backward keeps this rank's own gradients of the module's parameters, as in `osdp.no_sync`; the
-        first backward after True reduces their sum. `recurse`: those of sharded parts inside too."""
-        change_setting(self._of(recurse), SYNC, bool(requires_gradient_sync))
+        first backward after True reduces their sum. `recurse`: those of sharded parts inside too. In a stage of a
+        pipeline the last backward of a step reduces nevertheless: Note [Micro-batches of a stage]."""
+        parameters = self._of(recurse)
+        if not requires_gradient_sync and state_of(self).in_stage:
+            parameters = staying(parameters, sharded_of(self))
+            requires_gradient_sync = state_of(self).last_backward
+        change_setting(parameters, SYNC, bool(requires_gradient_sync))
+
+    def set_is_last_backward(self, is_last_backward: bool) -> None:
+        """Every backward waits for its reductions: `.grad` is final at its end. A stage of a pipeline counts them here."""
+        state = state_of(self)  # which torch looks for next
+        if not is_last_backward:
+            state.begin_backward()
 
     def _of(self, recurse: bool) -> list[nn.Parameter]:
         return list(self.parameters()) if recurse else parameters_of_unit(self)
@@ -207,7 +226,7 @@ def as_fsdp_module(module: nn.Module) -> None:
     kind = type(module)
     if not issubclass(kind, FSDPModule):
         module.__class__ = _both(kind)
-        answer_pipelining(module)
+    state_of(module)
 
 
 def _both(kind: type[nn.Module]) -> type[nn.Module]:
@@ -220,3 +239,11 @@ def _both(kind: type[nn.Module]) -> type[nn.Module]:
 
 def _made(kind: type[nn.Module]) -> nn.Module:
     return kind.__new__(_both(kind))
+
+
+def as_stage(stage: Any) -> None:
+    """A schedule of torch's has `stage`, whose module OSDP has sharded: what torch asks of FSDPModules is asked of it."""
+    module = stage.submod
+    as_fsdp_module(module)
+    state_of(module).run_by(stage)
+    change_setting(module.parameters(), STAYS_IF_KEPT, True)  # over the forwards of all micro-batches

@@ -3,11 +3,20 @@
 A stage whose module is an FSDPModule switches synchronisation off for each micro-batch's backward. At the end of a step it
 reads `fully_shard.state(module)`, lets each of the state's parameter groups reduce, and calls
 `_root_post_backward_final_callback`. Here there are no parameter groups, and that call reduces what was kept, and reshards.
+
+Note [Micro-batches of a stage]
+torch would reduce after the last backward. Here the last backward of a step, which the stage's number of micro-batches
+tells, reduces while it computes; if the count is ever wrong, what is left is reduced at the end.
+  Where the stage has a plan that was searched for it, the plan decides what stays: units of modes that are gathered anew for
+backward (FULL_SHARD, HYBRID_SHARD) are gathered, and their gradients reduced, in every micro-batch, since the plan's memory
+has no room for more. What a rank holds throughout (SHARD_GRAD_OP, NO_SHARD) is gathered and reduced once a step. Without
+such a plan everything stays gathered after a backward, and is reduced once, as with FSDP2.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from types import FrameType, SimpleNamespace
 from typing import Any
 from weakref import ref
@@ -18,7 +27,9 @@ from torch.distributed.fsdp import fully_shard as torchs_fully_shard
 
 from osdp.errors import ShardingError
 from osdp.sharding.nested_models import with_parts
-from osdp.sharding.sharded_model import sharded_of
+from osdp.sharding.sharded_model import Sharded, sharded_of
+
+_ATTRIBUTE = "_osdp_pipeline_state"
 
 
 class PipelineState:
@@ -29,8 +40,27 @@ class PipelineState:
     def __init__(self, module: nn.Module) -> None:
         self._module = ref(module)
         self._state_ctx = SimpleNamespace(all_states=())
+        self._stage: ref[Any] | None = None
+        self._backwards = 0  # of this step that have begun
+
+    def run_by(self, stage: Any) -> None:
+        self._stage, self._backwards = ref(stage), 0
+
+    @property
+    def in_stage(self) -> bool:
+        return self._stage is not None and self._stage() is not None
+
+    def begin_backward(self) -> None:
+        self._backwards += 1
+
+    @property
+    def last_backward(self) -> bool:
+        """Whether the backward that begins is the step's last: Note [Micro-batches of a stage]."""
+        stage = self._stage() if self._stage is not None else None
+        return stage is not None and self._backwards == stage.chunks
 
     def _root_post_backward_final_callback(self) -> None:
+        self._backwards = 0
         module = self._module()
         if module is not None and sharded_of(module) is not None:
             for _, sharded in with_parts(module):
@@ -41,6 +71,9 @@ class PipelineState:
         module = self._module()
         assert module is not None  # it is being copied
         return PipelineState(memo.get(id(module), module))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(None), ())  # what is loaded is in no stage
 
 
 def refuse_split_backward(caller: FrameType | None) -> None:
@@ -64,7 +97,38 @@ def refuse_split_backward(caller: FrameType | None) -> None:
         )
 
 
-def answer_pipelining(module: nn.Module) -> None:
-    """`torch.distributed.fsdp.fully_shard.state(module)` returns a PipelineState from now on."""
-    function = getattr(torchs_fully_shard, "__wrapped__", torchs_fully_shard)
-    module.__dict__.setdefault(STATE_KEY, {})[function] = PipelineState(module)
+def from_schedule(caller: FrameType | None) -> bool:
+    """Whether `caller` is torch's schedule, and not a script."""
+    schedules: Any = sys.modules.get("torch.distributed.pipelining.schedules")
+    return (
+        caller is not None
+        and schedules is not None
+        and isinstance(caller.f_locals.get("self"), schedules._PipelineSchedule)
+    )
+
+
+def staying(parameters: Iterable[nn.Parameter], sharded: Sharded | None) -> list[nn.Parameter]:
+    """Those that a rank holds throughout a step of `sharded`, a stage: Note [Micro-batches of a stage]."""
+    parameters = list(parameters)
+    if sharded is None or sharded.plan.searched is None or sharded.plan.searched.stage is None:
+        return parameters
+    plan = sharded.plan
+    modes = {p.name: plan.choices[o.name].traits for o in plan.description.operators for p in o.parameters}
+    anew = {name for name, mode in modes.items() if mode.sharded and not mode.kept}
+    index, planned = sharded.tree.index, dict(enumerate(sharded.planned))  # without what was added later
+    return [p for p in parameters if planned.get(index.get(id(p), -1)) not in anew]
+
+
+def state_of(module: nn.Module) -> PipelineState:
+    """Where `torch.distributed.fsdp.fully_shard.state(module)` finds it from now on. torch's marks are put on anew when the
+    module is sharded anew, so the state has a place of its own beside them."""
+    held = vars(module)
+    if held.get(_ATTRIBUTE) is None:
+        held[_ATTRIBUTE] = PipelineState(module)
+    state: PipelineState = held[_ATTRIBUTE]
+    held.setdefault(STATE_KEY, {})[_torchs()] = state
+    return state
+
+
+def _torchs() -> Any:
+    return getattr(torchs_fully_shard, "__wrapped__", torchs_fully_shard)

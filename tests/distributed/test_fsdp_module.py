@@ -57,6 +57,7 @@ def factors(me: Member, reshard: bool) -> None:
                 part.set_gradient_divide_factor(1.0)
         model.blocks[0].set_gradient_divide_factor(8)
     torch.manual_seed(3)
+    state = torchs.fully_shard.state(made[1])
     for syncs in ((True,), (True, True), (False, True), (False, False, True, True)):
         inputs = [me.part(torch.randint(10, (2 * me.world, 4))) for _ in syncs]
         for model in made:
@@ -69,6 +70,7 @@ def factors(me: Member, reshard: bool) -> None:
             torch.testing.assert_close(
                 ours[name], want, rtol=1e-6, atol=1e-9, msg=lambda m, n=(name, syncs): f"{n}: {m}"
             )
+    assert torchs.fully_shard.state(made[1]) is state  # though it was sharded anew at its first forward
 
 
 @pytest.mark.parametrize("reshard", [True, False])

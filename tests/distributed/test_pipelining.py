@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import pytest
 import torch
 from harness import Member
-from support.pair import close
+from support import plans
+from support.pair import close, naming
+from support.tensor_parallel import mesh_of
 from test_fsdp_module import full_gradients
 from torch import distributed as dist
 from torch import nn
@@ -13,6 +19,8 @@ from torch.distributed import pipelining
 from torch.distributed.device_mesh import DeviceMesh
 
 import osdp
+from osdp.plan.searched import Searched
+from osdp.plan.stage import Stage
 from osdp.sharding.sharded_model import runtime_of
 
 WIDTH, LAYERS, MICRO_BATCHES = 6, 8, 4
@@ -110,3 +118,111 @@ def refused(me: Member, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["InterleavedZeroBubble"])
 def test_schedules_that_split_backward_are_refused_by_name(ranks, kind):
     ranks(refused, kind, world=4)
+
+
+def of_stage(plan: osdp.Plan) -> osdp.Plan:
+    """The plan as if it was searched for a stage: its modes decide what stays over micro-batches."""
+    stage = Stage(0, 2, MICRO_BATCHES, MICRO_BATCHES, 1, {})
+    searched = Searched(modes=plans.MODES, granularity=(), checkpoint=(), stage=stage)
+    return dataclasses.replace(plan, searched=searched)
+
+
+def uniform(mode: str) -> Callable[[osdp.ModelDescription], osdp.Plan]:
+    return lambda description: plans.apart(osdp.Plan.uniform(description, mode))
+
+
+PLANS: dict[str, Callable[[osdp.ModelDescription], osdp.Plan]] = {
+    **{mode: uniform(mode) for mode in plans.MODES},
+    "a stage's FULL_SHARD": lambda d: of_stage(uniform("FULL_SHARD")(d)),
+    "slices": lambda d: plans.mixture(d, 2),
+    "a stage's slices": lambda d: of_stage(plans.mixture(d, 2)),
+    "recomputed": lambda d: plans.recomputed(uniform("FULL_SHARD")(d), "regather"),
+}
+
+
+def sent_in_a_step(name: str, size: int, now: dict[str, int]) -> None:
+    """`now`: of a stage with `size` layers of one unit each, sharded over two ranks by PLANS[name]."""
+    if name == "NO_SHARD":
+        bytes_of_gradients = size * 8 * (WIDTH * WIDTH + WIDTH)
+        assert bytes_of_gradients <= now["sent_bytes"] < 1.5 * bytes_of_gradients
+    elif name == "SHARD_GRAD_OP":
+        assert (now["gathers"], now["reductions"]) == (size, size)
+    elif name == "FULL_SHARD":
+        assert size < now["gathers"] < 2 * MICRO_BATCHES * size and now["reductions"] == size
+    elif name == "a stage's FULL_SHARD":
+        assert now["reductions"] == MICRO_BATCHES * size
+        assert MICRO_BATCHES * size < now["gathers"] < 2 * MICRO_BATCHES * size
+
+
+def planned(me: Member, kind: str, number: int, lines: int, names: Sequence[str]) -> None:
+    """Stages that are sharded over `lines` ranks by plans, which keep their class until a schedule has them."""
+    mesh = mesh_of(me, lines, 2, names=("dp", "pp"))
+    size, columns = LAYERS // number, 2 * MICRO_BATCHES
+    for name in names:
+        parts = {}
+        for stage in range(me.rank % 2, number, 2):
+            part = nn.Sequential(*list(whole())[stage * size : (stage + 1) * size])
+            plan = PLANS[name](osdp.describe(part, torch.zeros(2, WIDTH, dtype=torch.float64)))
+            parts[stage] = osdp.fully_shard(part, plan, device_mesh=mesh["dp"])
+            assert type(part) is nn.Sequential
+        model, schedule = whole(), schedule_of(kind, parts, number, mesh["pp"].get_group())
+        for step in range(2):
+            with naming(f"{kind}, {name}, step {step}"):
+                torch.manual_seed(step)
+                data, target = (torch.randn(lines * columns, WIDTH, dtype=torch.float64) for _ in range(2))
+                mine = slice(me.rank // 2 * columns, (me.rank // 2 + 1) * columns)
+                for part in parts.values():
+                    runtime_of(part).runtime.reset_statistics()
+                first, last = (
+                    (data[mine],) if 0 in parts else (),
+                    target[mine] if number - 1 in parts else None,
+                )
+                schedule.step(*first, target=last)
+                loss(model(data), target).backward()
+                wanted = dict(model.named_parameters())
+                for stage, part in parts.items():
+                    assert runtime_of(part).gathered_bytes() == 0
+                    if step and lines == 2:  # the first step runs a micro-batch more, to learn shapes
+                        sent_in_a_step(name, size, runtime_of(part).runtime.statistics())
+                    for own, gradient in full_gradients(part).items():
+                        layer, _, rest = own.partition(".")
+                        close(gradient, wanted[f"{stage * size + int(layer)}.{rest}"].grad, 1e-9, own)
+                for each in (model, *parts.values()):
+                    torch.optim.SGD(each.parameters(), lr=0.1).step(), each.zero_grad()
+
+
+@pytest.mark.parametrize(("kind", "number"), [("GPipe", 2), ("1F1B", 2), ("Interleaved1F1B", 4)])
+def test_plans_of_stages(ranks, kind, number):
+    ranks(planned, kind, number, 2, list(PLANS), world=4)
+
+
+def test_plans_of_stages_on_one_rank_each(ranks):
+    ranks(planned, "1F1B", 2, 1, ["FULL_SHARD", "a stage's slices"], world=2)
+
+
+def reduced_early(me: Member) -> None:
+    """The last backward of a step reduces; nothing is left for the schedule's own reduction behind it."""
+    mesh = mesh_of(me, 2, 2, names=("dp", "pp"))
+    part = nn.Sequential(*list(whole())[me.rank % 2 * 4 :][:4])
+    plan = uniform("FULL_SHARD")(osdp.describe(part, torch.zeros(2, WIDTH).double()))
+    osdp.fully_shard(part, plan, device_mesh=mesh["dp"])
+    schedule = schedule_of("1F1B", {me.rank % 2: part}, 2, mesh["pp"].get_group())
+    stage = schedule._stage
+    data = torch.randn(2 * MICRO_BATCHES, WIDTH, dtype=torch.float64)
+    seen, reduce = [], stage.perform_reduce_grad
+
+    def looked(*args: Any) -> None:
+        seen.append(runtime_of(part).runtime.statistics()["reductions"])
+        reduce(*args)
+        seen.append(runtime_of(part).runtime.statistics()["reductions"])
+
+    stage.perform_reduce_grad = looked
+    for _ in range(2):
+        runtime_of(part).runtime.reset_statistics()
+        schedule.step(*(data,) if stage.is_first else (), target=data if stage.is_last else None)
+        part.zero_grad()
+    assert seen == [4, 4, 4, 4], seen
+
+
+def test_the_last_backward_reduces(ranks):
+    ranks(reduced_early, world=4)

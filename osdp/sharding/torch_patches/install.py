@@ -17,6 +17,7 @@ from osdp.sharding.torch_patches.norms import install_norms
 from osdp.sharding.torch_patches.optimizer_state_dict import install_optimizer_state
 from osdp.sharding.torch_patches.optimizer_steps import watch_steps
 from osdp.sharding.torch_patches.other_parallels import install_refusals
+from osdp.sharding.torch_patches.pipeline_stages import install_stages
 from osdp.sharding.torch_patches.replaced import hook, put_back
 
 _installed = False
@@ -33,6 +34,7 @@ def install_torch_tools() -> None:
     install_scaler()
     install_refusals()
     install_typed_errors()
+    install_stages()
     watch_steps()
     watch_initialising()
     for handle in watch_registrations():

@@ -166,33 +166,33 @@ inline std::vector<Protocol> random_protocols(Random& r) {
   return found;
 }
 
-// Every operator's slot: which kind's, and under which block.
+// Every operator's slot: which class's, and under which block.
 struct Where {
   const Slot* slot = nullptr;
-  const Kind* kind = nullptr;
+  const EquivalenceClass* cls = nullptr;
   size_t instance = 0, place = 0;
 };
-inline std::vector<Where> find_places(const Model& model, const Kinds& kinds) {
+inline std::vector<Where> find_places(const Model& model, const EquivalenceClasses& classes) {
   std::vector<Where> where(model.operators.size());
-  for (const Kind& kind : kinds.kinds) {
-    for (size_t m = 0; m < kind.instances.size(); ++m) {
-      for (size_t p = 0; p < kind.slots.size(); ++p) {
-        where[kind.instances[m][p]] = {&kind.slots[p], &kind, m, p};
+  for (const EquivalenceClass& cls : classes.classes) {
+    for (size_t m = 0; m < cls.instances.size(); ++m) {
+      for (size_t p = 0; p < cls.slots.size(); ++p) {
+        where[cls.instances[m][p]] = {&cls.slots[p], &cls, m, p};
       }
     }
   }
   return where;
 }
 inline Recompute way_of(const Where& w, const Decision& d) {
-  return w.kind->block ? d.ways[w.kind->blocks[w.instance]] : Recompute::None;
+  return w.cls->block ? d.ways[w.cls->blocks[w.instance]] : Recompute::None;
 }
 inline const Candidate* choice_of(const Where& w, const Decision& d, size_t i) {
   return d.choices[i] < 0 ? nullptr : &w.slot->candidates[static_cast<int>(way_of(w, d))][d.choices[i]];
 }
 
 // The memory of every phase but for the transients' reserve, by definition and without any sharing of work.
-inline std::vector<int64_t> plain_phases(const Model& model, const Request& request, const Kinds& kinds,
-                                         const Decision& d, Batch batch) {
+inline std::vector<int64_t> plain_phases(const Model& model, const Request& request,
+                                         const EquivalenceClasses& classes, const Decision& d, Batch batch) {
   int64_t trained = 0, small = 0, small_of_one = 0;
   for (const Operator& op : model.operators) {
     int64_t of_this = 0;
@@ -239,7 +239,7 @@ inline std::vector<int64_t> plain_phases(const Model& model, const Request& requ
   }
   bucket += batch.accumulation > 1 ? part : completing;
   if (request.device.ranks == 1) bucket = 0;
-  const auto where = find_places(model, kinds);
+  const auto where = find_places(model, classes);
   const size_t n = model.operators.size();
   std::vector<int64_t> phases(n);
   for (size_t j = 0; j < n; ++j) {
@@ -250,7 +250,7 @@ inline std::vector<int64_t> plain_phases(const Model& model, const Request& requ
       const bool over = i > j;
       const bool again = way_of(where[i], d) != Recompute::None;
       const bool same =
-          where[i].kind->block && where[j].kind == where[i].kind && where[j].instance == where[i].instance;
+          where[i].cls->block && where[j].cls == where[i].cls && where[j].instance == where[i].instance;
       if (c != nullptr) {
         sum += c->state_bytes;
         if (!over) {
@@ -264,31 +264,32 @@ inline std::vector<int64_t> plain_phases(const Model& model, const Request& requ
       if (i == j)
         sum += model.operators[i].work_bytes_fixed + batch.size * model.operators[i].work_bytes_per_sample;
       const bool first = where[i].place == 0;
-      if (first && again && i <= j) sum += where[i].kind->input_bytes_per_sample * batch.size;
+      if (first && again && i <= j) sum += where[i].cls->input_bytes_per_sample * batch.size;
       const int64_t others = request.space.stage.in_flight - 1;
       if (!again) sum += others * where[i].slot->saved(batch.size);
-      if (first && again) sum += others * where[i].kind->input_bytes_per_sample * batch.size;
+      if (first && again) sum += others * where[i].cls->input_bytes_per_sample * batch.size;
     }
     phases[j] = sum;
   }
   return phases;
 }
 
-inline int64_t plain_time(const Model& model, const Kinds& kinds, const Decision& d, Batch batch) {
-  const auto where = find_places(model, kinds);
-  int64_t sum = batch.accumulation * kinds.compute_ps(batch.size);
+inline int64_t plain_time(const Model& model, const EquivalenceClasses& classes, const Decision& d,
+                          Batch batch) {
+  const auto where = find_places(model, classes);
+  int64_t sum = batch.accumulation * classes.compute_ps(batch.size);
   for (size_t i = 0; i < model.operators.size(); ++i) {
     if (const Candidate* c = choice_of(where[i], d, i))
       sum += batch.accumulation * c->communication_ps + c->optimizer_ps;
     if (where[i].place == 0 && way_of(where[i], d) != Recompute::None) {
-      sum += batch.accumulation * where[i].kind->recompute_ps(batch.size);
+      sum += batch.accumulation * where[i].cls->recompute_ps(batch.size);
     }
   }
   return sum;
 }
 
-inline int64_t largest_transient(const Model& model, const Kinds& kinds, const Decision& d) {
-  const auto where = find_places(model, kinds);
+inline int64_t largest_transient(const Model& model, const EquivalenceClasses& classes, const Decision& d) {
+  const auto where = find_places(model, classes);
   int64_t most = 0;
   for (size_t i = 0; i < model.operators.size(); ++i) {
     if (const Candidate* c = choice_of(where[i], d, i)) most = std::max(most, c->transient_bytes);
@@ -297,20 +298,20 @@ inline int64_t largest_transient(const Model& model, const Kinds& kinds, const D
 }
 
 // How many plans there are; at most `most`.
-inline int64_t count_plans(const Model& model, const Kinds& kinds, int64_t most) {
+inline int64_t count_plans(const Model& model, const EquivalenceClasses& classes, int64_t most) {
   int64_t plans = 1;
-  for (const Where& w : find_places(model, kinds)) {
-    if (w.place == 0 && w.kind->block) plans *= static_cast<int64_t>(w.kind->ways.size());
+  for (const Where& w : find_places(model, classes)) {
+    if (w.place == 0 && w.cls->block) plans *= static_cast<int64_t>(w.cls->ways.size());
     plans *= std::max<int64_t>(
-        1, static_cast<int64_t>(w.slot->candidates[static_cast<int>(w.kind->ways[0])].size()));
+        1, static_cast<int64_t>(w.slot->candidates[static_cast<int>(w.cls->ways[0])].size()));
     if (plans > most) return most;
   }
   return plans;
 }
 
-inline void every_plan(const Model& model, const Kinds& kinds,
+inline void every_plan(const Model& model, const EquivalenceClasses& classes,
                        const std::function<void(const Decision&)>& see) {
-  const auto where = find_places(model, kinds);
+  const auto where = find_places(model, classes);
   Decision d;
   d.choices.assign(model.operators.size(), -1);
   d.ways.assign(model.blocks.size(), Recompute::None);
@@ -326,9 +327,9 @@ inline void every_plan(const Model& model, const Kinds& kinds,
       d.choices[i] = -1;
       if (count == 0) go(i + 1);
     };
-    if (w.place > 0 || !w.kind->block) return choose();
-    for (Recompute way : w.kind->ways) {
-      d.ways[w.kind->blocks[w.instance]] = way;
+    if (w.place > 0 || !w.cls->block) return choose();
+    for (Recompute way : w.cls->ways) {
+      d.ways[w.cls->blocks[w.instance]] = way;
       choose();
     }
   };

@@ -12,19 +12,19 @@ int main() {
   for (int64_t turn = 0; turn < 6000 && wrong < 5; ++turn) {
     const Model model = turn % 3 == 0 ? random_run(r, 9) : random_model(r, 9);
     Request request = random_request(r);
-    const Kinds kinds = find_kinds(model, request);
-    if (count_plans(model, kinds, 20001) > 20000 || kinds.transients.empty()) continue;
+    const EquivalenceClasses classes = find_equivalence_classes(model, request);
+    if (count_plans(model, classes, 20001) > 20000 || classes.transients.empty()) continue;
     const Batch batch{draw(r, 1, 3), r() % 4 == 0 ? 2 : 1};
-    const int64_t transient = kinds.transients[r() % kinds.transients.size()];
+    const int64_t transient = classes.transients[r() % classes.transients.size()];
     const int64_t reserve = request.reserve_bytes(transient);
     struct Plain {
       int64_t time, peak;
     };
     std::vector<Plain> all;
-    every_plan(model, kinds, [&](const Decision& d) {
-      if (largest_transient(model, kinds, d) > transient) return;
-      const auto phases = plain_phases(model, request, kinds, d, batch);
-      all.push_back({plain_time(model, kinds, d, batch), *std::max_element(phases.begin(), phases.end())});
+    every_plan(model, classes, [&](const Decision& d) {
+      if (largest_transient(model, classes, d) > transient) return;
+      const auto phases = plain_phases(model, request, classes, d, batch);
+      all.push_back({plain_time(model, classes, d, batch), *std::max_element(phases.begin(), phases.end())});
     });
     CHECK(!all.empty());
     plans += static_cast<int64_t>(all.size());
@@ -41,8 +41,8 @@ int main() {
     };
     const Budget budget;
     Stopwatch watch(budget);
-    const ChainResources chain(model, request, kinds, batch, transient);
-    if (request.limit_bytes < reserve + kinds.held_bytes(batch)) continue;
+    const ChainResources chain(model, request, classes, batch, transient);
+    if (request.limit_bytes < reserve + classes.held_bytes(batch)) continue;
     CHECK(chain.possible());
     LabelSetting labels(chain, prices());
     const int failed_before = failures;
@@ -56,16 +56,16 @@ int main() {
     CHECK_EQ(found.found, best >= 0);
     if (!found.seen.choices.empty()) {
       ++seen;
-      CHECK_EQ(plain_time(model, kinds, found.seen, batch), found.seen_ps);
-      const auto phases = plain_phases(model, request, kinds, found.seen, batch);
+      CHECK_EQ(plain_time(model, classes, found.seen, batch), found.seen_ps);
+      const auto phases = plain_phases(model, request, classes, found.seen, batch);
       CHECK(*std::max_element(phases.begin(), phases.end()) + reserve <= request.limit_bytes);
     }
     if (found.found && best >= 0) {
       CHECK_EQ(found.time_ps, best);
-      CHECK_EQ(plain_time(model, kinds, found.decision, batch), best);
-      const auto phases = plain_phases(model, request, kinds, found.decision, batch);
+      CHECK_EQ(plain_time(model, classes, found.decision, batch), best);
+      const auto phases = plain_phases(model, request, classes, found.decision, batch);
       CHECK(*std::max_element(phases.begin(), phases.end()) + reserve <= request.limit_bytes);
-      CHECK(largest_transient(model, kinds, found.decision) <= transient);
+      CHECK(largest_transient(model, classes, found.decision) <= transient);
       tight += *std::max_element(phases.begin(), phases.end()) + reserve == request.limit_bytes;
       for (Recompute way : found.decision.ways) held += way == Recompute::Hold;
       CHECK(!labels.look(best - 1, kLargestSum, 1'000'000, watch).found);

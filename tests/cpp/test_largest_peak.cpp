@@ -179,19 +179,19 @@ void no_timing_holds_more() {
     how.prefetch = draw(dice, 0, 2);
     how.lanes = {dice() % 4 == 0, dice() % 4 == 0};
     const PlanPlayer player(model, asked, how);
-    Rehearsal rehearsal(asked, player, kLargestSum);
-    Neighbours neighbours(rehearsal);
-    Candidacy plan{asked.batches.empty() ? Batch{2, 1} : asked.batches.front(), {}};
+    PlanEvaluator evaluator(asked, player, kLargestSum);
+    Neighbours neighbours(evaluator);
+    IndexedPlan plan{asked.batches.empty() ? Batch{2, 1} : asked.batches.front(), {}};
     plan.decision.ways.assign(model.blocks.size(), asked.recompute.front());
     for (size_t i = 0; i < model.operators.size(); ++i) {
       const int op = static_cast<int>(i);
-      const auto& list = rehearsal.candidates(op, rehearsal.way_of(op, plan.decision));
+      const auto& list = evaluator.candidates(op, evaluator.way_of(op, plan.decision));
       plan.decision.choices.push_back(list.empty() ? -1 : static_cast<int>(dice() % list.size()));
     }
     for (int changes = 0; changes < 3; ++changes) neighbours.change(plan, false);
-    PlainPlan plain = rehearsal.plain(plan);
+    PlainPlan plain = evaluator.plain(plan);
     if (dice() % 2 == 0) plain.gather_bytes = draw(dice, 1, 400);
-    const auto units = player.units(plain, largest_transient(rehearsal.kinds(), plan.decision));
+    const auto units = player.units(plain, largest_transient(evaluator.classes(), plan.decision));
     Step step = step_of(player, asked, how, plain, units);
     const int64_t most = largest_peak(step);
     if (plain.batch.accumulation <= 2) CHECK_EQ(most, player.largest_peak(player.step(plain, units)));

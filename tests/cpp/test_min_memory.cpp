@@ -12,27 +12,27 @@ int main() {
   for (int64_t turn = 0; turn < 1500; ++turn) {
     const Model model = random_model(r, 7);
     Request request = random_request(r);
-    const Kinds kinds = find_kinds(model, request);
-    if (count_plans(model, kinds, 3001) > 3000) continue;
+    const EquivalenceClasses classes = find_equivalence_classes(model, request);
+    if (count_plans(model, classes, 3001) > 3000) continue;
     if (r() % 2 == 0) request.batches = {{draw(r, 1, 3), 2}, {draw(r, 1, 3), 1}};
     auto batches = request.batches;
     if (batches.empty()) batches = {{1, 1}};
     int64_t least = kLargestSum;
-    every_plan(model, kinds, [&](const Decision& d) {
-      const int64_t reserve = request.reserve_bytes(largest_transient(model, kinds, d));
+    every_plan(model, classes, [&](const Decision& d) {
+      const int64_t reserve = request.reserve_bytes(largest_transient(model, classes, d));
       for (const Batch& batch : batches) {
-        const auto phases = plain_phases(model, request, kinds, d, batch);
+        const auto phases = plain_phases(model, request, classes, d, batch);
         least = std::min(least, *std::max_element(phases.begin(), phases.end()) + reserve);
       }
     });
     const Budget budget;
     Stopwatch watch(budget);
-    const MinMemory found = min_memory(model, request, kinds, -1, watch);
+    const MinMemory found = min_memory(model, request, classes, -1, watch);
     CHECK_EQ(found.peak_bytes, least);
     CHECK_EQ(found.bound_bytes, least);
-    const auto phases = plain_phases(model, request, kinds, found.decision, found.batch);
+    const auto phases = plain_phases(model, request, classes, found.decision, found.batch);
     CHECK(*std::max_element(phases.begin(), phases.end()) +
-              request.reserve_bytes(largest_transient(model, kinds, found.decision)) <=
+              request.reserve_bytes(largest_transient(model, classes, found.decision)) <=
           least);
     // A byte less is infeasible, and the search says what would do.
     request.limit_bytes = least - 1;

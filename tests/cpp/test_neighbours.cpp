@@ -24,16 +24,16 @@ Request request(Random& dice) {
   return r;
 }
 
-Candidacy first_plan(const Rehearsal& r) {
+IndexedPlan first_plan(const PlanEvaluator& r) {
   const auto& given = r.request().batches;
-  Candidacy plan{given.empty() ? Batch{3, 1} : given.front(), {}};
+  IndexedPlan plan{given.empty() ? Batch{3, 1} : given.front(), {}};
   plan.decision.ways.assign(r.model().blocks.size(), Recompute::None);
   for (int i = 0; i < static_cast<int>(r.model().operators.size()); ++i)
     plan.decision.choices.push_back(r.candidates(i, Recompute::None).empty() ? -1 : 0);
   return plan;
 }
 
-bool equal(const Candidacy& a, const Candidacy& b) {
+bool equal(const IndexedPlan& a, const IndexedPlan& b) {
   return a.batch.size == b.batch.size && a.batch.accumulation == b.batch.accumulation &&
          a.decision.choices == b.decision.choices && a.decision.ways == b.decision.ways;
 }
@@ -47,11 +47,11 @@ void changes_are_plans_of_the_problem_and_the_same_again() {
     Manner manner;
     manner.places.resize(model.operators.size());
     const PlanPlayer player(model, asked, manner);
-    const Rehearsal r(asked, player, 0);
+    const PlanEvaluator r(asked, player, 0);
     Neighbours one(r), other(r);
-    Candidacy plan = first_plan(r), again = plan;
+    IndexedPlan plan = first_plan(r), again = plan;
     for (int step = 0; step < 60; ++step) {
-      const Candidacy before = plan;
+      const IndexedPlan before = plan;
       const bool coarse = step % 3 == 0;
       one.change(plan, coarse), other.change(again, coarse);
       CHECK(equal(plan, again));
@@ -62,13 +62,13 @@ void changes_are_plans_of_the_problem_and_the_same_again() {
                               return b.size == plan.batch.size && b.accumulation == plan.batch.accumulation;
                             }));
       changed += !equal(plan, before);
-      Candidacy less = plan;
+      IndexedPlan less = plan;
       const bool smaller = one.shrink(less);
       CHECK_EQ(smaller, other.shrink(again));
       r.check(less);
       CHECK_EQ(smaller, !equal(less, plan));
       shrunk += smaller;
-      Candidacy more = less;
+      IndexedPlan more = less;
       const bool keeps = one.keep_block(more);
       CHECK_EQ(keeps, other.keep_block(again));
       r.check(more);
@@ -77,7 +77,7 @@ void changes_are_plans_of_the_problem_and_the_same_again() {
       again = plan = more;
     }
     for (const auto& change : one.in_order()) {
-      Candidacy next = plan;
+      IndexedPlan next = plan;
       const bool changes = change(next);
       CHECK_EQ(changes, !equal(next, plan));
       r.check(next);

@@ -72,14 +72,14 @@ void test_the_bound_of_a_step() {
     request.batches = {batch};
     Request bounded = request;
     bounded.space.certain_memory = true, bounded.buffers = 0;
-    const Kinds kinds = find_kinds(planner.model(), bounded);
-    if (count_plans(planner.model(), kinds, 501) > 500) continue;
-    const auto where = find_places(planner.model(), kinds);
+    const EquivalenceClasses classes = find_equivalence_classes(planner.model(), bounded);
+    if (count_plans(planner.model(), classes, 501) > 500) continue;
+    const auto where = find_places(planner.model(), classes);
     int64_t fastest = kLargestSum, least = kLargestSum;
     request.limit_bytes = draw(r, 100, 4000);
-    every_plan(planner.model(), kinds, [&](const Decision& decision) {
+    every_plan(planner.model(), classes, [&](const Decision& decision) {
       const PlainPlan plan = plain_plan(decision, where, batch);
-      const int64_t of_search = step_ps(kinds, decision, batch);
+      const int64_t of_search = step_ps(classes, decision, batch);
       const int64_t of_checker = bound_of_plan_ps(planner.model(), request, plan);
       const int64_t rounding = batch.accumulation * 36 * static_cast<int64_t>(model.operators.size() + 1);
       CHECK(std::abs(of_search - of_checker) <= rounding);

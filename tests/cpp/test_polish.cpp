@@ -23,8 +23,8 @@ Request request(int64_t ranks, int64_t limit) {
 }
 
 // All blocks one way, the same choice everywhere where it is there.
-Candidacy uniform(const Rehearsal& r, Batch batch, Recompute way, size_t choice) {
-  Candidacy plan{batch, {}};
+IndexedPlan uniform(const PlanEvaluator& r, Batch batch, Recompute way, size_t choice) {
+  IndexedPlan plan{batch, {}};
   plan.decision.ways.assign(r.model().blocks.size(), way);
   for (int i = 0; i < static_cast<int>(r.model().operators.size()); ++i) {
     const size_t n = r.candidates(i, r.way_of(i, plan.decision)).size();
@@ -34,8 +34,8 @@ Candidacy uniform(const Rehearsal& r, Batch batch, Recompute way, size_t choice)
   return plan;
 }
 
-Spare by_sum(const Rehearsal& r) {
-  return [&r](const Candidacy& s) { return r.request().limit_bytes - r.peak_bytes(s); };
+Spare by_sum(const PlanEvaluator& r) {
+  return [&r](const IndexedPlan& s) { return r.request().limit_bytes - r.peak_bytes(s); };
 }
 
 void a_polished_plan_fits_and_is_no_slower() {
@@ -44,28 +44,28 @@ void a_polished_plan_fits_and_is_no_slower() {
   for (int n = 0; n < 300; ++n) {
     const Model model = random_model(dice, 12);
     Request wide = request(4, int64_t{1} << 40);
-    std::vector<Candidacy> seeds;
+    std::vector<IndexedPlan> seeds;
     {
       const PlanPlayer player(model, wide, manner(model));
-      Rehearsal all(wide, player, 0);
+      PlanEvaluator all(wide, player, 0);
       const Batch batch{draw(dice, 1, 4), draw(dice, 1, 3)};
       for (const Recompute way : wide.recompute)
         for (size_t choice = 0; choice < 4; ++choice) seeds.push_back(uniform(all, batch, way, choice));
       int64_t least = kLargestSum, most = 0;
-      for (const Candidacy& s : seeds)
+      for (const IndexedPlan& s : seeds)
         least = std::min(least, all.peak_bytes(s)), most = std::max(most, all.peak_bytes(s));
       wide.limit_bytes = draw(dice, least, most);
     }
     const PlanPlayer player(model, wide, manner(model));
-    Rehearsal r(wide, player, wide.limit_bytes);
+    PlanEvaluator r(wide, player, wide.limit_bytes);
     // The limit is of the sum, or of the plan's own peak.
     const bool own_peak = draw(dice, 0, 1) == 1;
-    const Spare spare = [&](const Candidacy& s) {
+    const Spare spare = [&](const IndexedPlan& s) {
       const int64_t sum = r.peak_bytes(s);
       return wide.limit_bytes - (own_peak ? r.largest_peak_bytes(s) : sum);
     };
     int128 best = 0, samples = 0;  // seeds have one batch; it may change
-    for (const Candidacy& s : seeds) {
+    for (const IndexedPlan& s : seeds) {
       samples = s.batch.samples();
       if (spare(s) >= 0 && (best == 0 || r.step_ps(s) < best)) best = r.step_ps(s);
     }
@@ -75,14 +75,14 @@ void a_polished_plan_fits_and_is_no_slower() {
     CHECK(r.plays() - before <= plays);
     CHECK(p.played_ps * samples <= best * p.plan.batch.samples());
     faster += p.played_ps * samples < best * p.plan.batch.samples();
-    const Candidacy plan{p.plan.batch, p.plan.decision};
+    const IndexedPlan plan{p.plan.batch, p.plan.decision};
     r.check(plan);
     CHECK_EQ(r.step_ps(plan), p.played_ps);
     CHECK_EQ(r.peak_bytes(plan), p.plan.peak_bytes);
     CHECK(spare(plan) >= 0);
     beyond += p.plan.peak_bytes > wide.limit_bytes;
     CHECK_EQ(r.objective_ps(plan), p.plan.step_ps);
-    CHECK_EQ(largest_transient(r.kinds(), p.plan.decision), p.plan.transient_bytes);
+    CHECK_EQ(largest_transient(r.classes(), p.plan.decision), p.plan.transient_bytes);
     const int64_t played = r.plays();
     const Polished at_once = polish(r, seeds, plays, spare, 0, [] { return true; });
     CHECK(r.plays() - played <= static_cast<int64_t>(seeds.size()));
@@ -112,7 +112,7 @@ void recomputation_and_gathers_that_nothing_asks_for_go() {
   Request ample = request(4, int64_t{1} << 40);
   ample.batches = {{2, 1}};
   const PlanPlayer player(model, ample, manner(model));
-  Rehearsal r(ample, player, ample.limit_bytes);
+  PlanEvaluator r(ample, player, ample.limit_bytes);
   const Polished p = polish(r, {uniform(r, {2, 1}, Recompute::Regather, 2)}, 100, by_sum(r));
   for (const Recompute way : p.plan.decision.ways) CHECK(way == Recompute::None);
   // Nothing is faster than computing alone, and what cannot be hidden: the last reduction.
@@ -124,11 +124,11 @@ void what_is_no_plan_is_refused() {
   const Model model = random_model(dice, 6);
   const Request none = request(4, 0);
   const PlanPlayer player(model, none, manner(model));
-  Rehearsal r(none, player, 0);
-  const Candidacy seed = uniform(r, {1, 1}, Recompute::None, 0);
+  PlanEvaluator r(none, player, 0);
+  const IndexedPlan seed = uniform(r, {1, 1}, Recompute::None, 0);
   CHECK_THROWS(polish(r, {seed}, 10, by_sum(r)), InvalidProblem, "keeps the limit");
   CHECK_THROWS(polish(r, {}, 10, by_sum(r)), InvalidProblem, "keeps the limit");
-  Candidacy wrong = seed;
+  IndexedPlan wrong = seed;
   wrong.decision.choices.pop_back();
   CHECK_THROWS(polish(r, {wrong}, 10, by_sum(r)), InvalidProblem, "none of this problem");
 }

@@ -11,10 +11,10 @@ int main() {
   for (int64_t turn = 0; turn < 1500; ++turn) {
     const Model model = random_model(r, 6);
     Request request = random_request(r);
-    const Kinds kinds = find_kinds(model, request);
-    if (count_plans(model, kinds, 2001) > 2000 || kinds.transients.empty()) continue;
+    const EquivalenceClasses classes = find_equivalence_classes(model, request);
+    if (count_plans(model, classes, 2001) > 2000 || classes.transients.empty()) continue;
     const Batch batch{draw(r, 1, 3), draw(r, 1, 2)};
-    const int64_t transient = kinds.transients[r() % kinds.transients.size()];
+    const int64_t transient = classes.transients[r() % classes.transients.size()];
     const size_t n = model.operators.size();
     std::vector<double> prices(n);
     std::vector<int64_t> weights(n);
@@ -24,10 +24,10 @@ int main() {
     double least = 1e300;
     int64_t lightest = kLargestSum;
     std::vector<Decision> plans;
-    every_plan(model, kinds, [&](const Decision& d) {
-      if (largest_transient(model, kinds, d) > transient) return;
-      const auto phases = plain_phases(model, request, kinds, d, batch);
-      auto cost = static_cast<double>(plain_time(model, kinds, d, batch));
+    every_plan(model, classes, [&](const Decision& d) {
+      if (largest_transient(model, classes, d) > transient) return;
+      const auto phases = plain_phases(model, request, classes, d, batch);
+      auto cost = static_cast<double>(plain_time(model, classes, d, batch));
       int64_t weight = 0;
       for (size_t j = 0; j < n; ++j) {
         cost += prices[j] * (static_cast<double>(phases[j]) - limit);
@@ -37,8 +37,8 @@ int main() {
       lightest = std::min(lightest, weight);
       plans.push_back(d);
     });
-    const Pricing pricing(model, request, kinds, batch, transient, false);
-    const Pricing memory(model, request, kinds, batch, transient, true);
+    const Pricing pricing(model, request, classes, batch, transient, false);
+    const Pricing memory(model, request, classes, batch, transient, true);
     CHECK_EQ(pricing.possible(), !plans.empty());
     if (plans.empty()) continue;
     CHECK_EQ(pricing.phases(), n);
@@ -47,31 +47,31 @@ int main() {
     const double bound = pricing.cheapest(prices, limit, d);
     CHECK(bound <= least);
     CHECK(bound >= least - 2 - 1e-9 * std::abs(least));
-    auto cost = static_cast<double>(plain_time(model, kinds, d, batch));
-    auto phases = plain_phases(model, request, kinds, d, batch);
+    auto cost = static_cast<double>(plain_time(model, classes, d, batch));
+    auto phases = plain_phases(model, request, classes, d, batch);
     for (size_t j = 0; j < n; ++j) cost += prices[j] * (static_cast<double>(phases[j]) - limit);
     CHECK(std::abs(cost - least) <= 1e-6 * (1 + std::abs(least)));
-    CHECK(largest_transient(model, kinds, d) <= transient);
+    CHECK(largest_transient(model, classes, d) <= transient);
     CHECK(memory.least(weights, d) == lightest);
 
-    // quicken: no slower, within the limit, phases kept up to date.
+    // improve: no slower, within the limit, phases kept up to date.
     Decision plan = plans[r() % plans.size()];
-    phases = plain_phases(model, request, kinds, plan, batch);
-    const int64_t before = plain_time(model, kinds, plan, batch);
+    phases = plain_phases(model, request, classes, plan, batch);
+    const int64_t before = plain_time(model, classes, plan, batch);
     const int64_t room = *std::max_element(phases.begin(), phases.end()) + draw(r, 0, 400);
-    pricing.quicken(plan, phases, room, prices);
-    CHECK(phases == plain_phases(model, request, kinds, plan, batch));
+    pricing.improve(plan, phases, room, prices);
+    CHECK(phases == plain_phases(model, request, classes, plan, batch));
     CHECK(*std::max_element(phases.begin(), phases.end()) <= room);
-    CHECK(plain_time(model, kinds, plan, batch) <= before);
-    CHECK(largest_transient(model, kinds, plan) <= transient);
-    faster += plain_time(model, kinds, plan, batch) < before;
+    CHECK(plain_time(model, classes, plan, batch) <= before);
+    CHECK(largest_transient(model, classes, plan) <= transient);
+    faster += plain_time(model, classes, plan, batch) < before;
 
     // repair: true only where every phase fits.
     plan = plans[r() % plans.size()];
-    phases = plain_phases(model, request, kinds, plan, batch);
+    phases = plain_phases(model, request, classes, plan, batch);
     const int64_t tight = *std::max_element(phases.begin(), phases.end()) - draw(r, 0, 400);
     const bool fits = pricing.repair(plan, phases, tight);
-    CHECK(phases == plain_phases(model, request, kinds, plan, batch));
+    CHECK(phases == plain_phases(model, request, classes, plan, batch));
     CHECK_EQ(fits, *std::max_element(phases.begin(), phases.end()) <= tight);
     repaired += fits;
   }

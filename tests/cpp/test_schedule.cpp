@@ -14,8 +14,8 @@ int main() {
     Request request = random_request(r);
     if (turn % 4 == 0) model = random_run(r, 6), enlarge(r, model);
     const ScheduleTuning tuning{turn % 2 == 0 ? 1e-3 : 0.1};
-    const Kinds kinds = find_kinds(model, request);
-    const int64_t plans = count_plans(model, kinds, 6001);
+    const EquivalenceClasses classes = find_equivalence_classes(model, request);
+    const int64_t plans = count_plans(model, classes, 6001);
     if (plans > 6000) continue;
     // Some batch sizes; or all, of which at most the first few may fit.
     const bool every = plans <= 400 && r() % 2 == 0;
@@ -26,11 +26,11 @@ int main() {
       int64_t time, samples, peak;
     };
     std::vector<Plain> all;
-    every_plan(model, kinds, [&](const Decision& d) {
-      const int64_t reserve = request.reserve_bytes(largest_transient(model, kinds, d));
+    every_plan(model, classes, [&](const Decision& d) {
+      const int64_t reserve = request.reserve_bytes(largest_transient(model, classes, d));
       for (const Batch& batch : request.batches) {
-        const auto phases = plain_phases(model, request, kinds, d, batch);
-        all.push_back({plain_time(model, kinds, d, batch), batch.samples(),
+        const auto phases = plain_phases(model, request, classes, d, batch);
+        all.push_back({plain_time(model, classes, d, batch), batch.samples(),
                        *std::max_element(phases.begin(), phases.end()) + reserve});
       }
     });
@@ -60,17 +60,17 @@ int main() {
     } else if (s.feasible) {
       CHECK(s.optimal);
       CHECK_EQ(s.step_ps * best->samples, best->time * s.batch.samples());
-      CHECK_EQ(plain_time(model, kinds, s.decision, s.batch), s.step_ps);
-      const auto phases = plain_phases(model, request, kinds, s.decision, s.batch);
+      CHECK_EQ(plain_time(model, classes, s.decision, s.batch), s.step_ps);
+      const auto phases = plain_phases(model, request, classes, s.decision, s.batch);
       CHECK_EQ(*std::max_element(phases.begin(), phases.end()) +
-                   request.reserve_bytes(largest_transient(model, kinds, s.decision)),
+                   request.reserve_bytes(largest_transient(model, classes, s.decision)),
                s.peak_bytes);
       CHECK(s.peak_bytes <= request.limit_bytes);
       for (Recompute way : s.decision.ways) recomputed += way != Recompute::None;
       many_rows += s.rows >= 5;
       for (const Found& f : s.runners_up) {
         ++others;
-        CHECK_EQ(plain_time(model, kinds, f.decision, f.batch), f.step_ps);
+        CHECK_EQ(plain_time(model, classes, f.decision, f.batch), f.step_ps);
         CHECK(f.step_ps * best->samples >= best->time * f.batch.samples());
         CHECK(f.peak_bytes <= request.limit_bytes);
       }

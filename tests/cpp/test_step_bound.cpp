@@ -54,20 +54,20 @@ void check_problem(Random& dice, Worst& worst) {
           {p.earlier_bytes, p.later_bytes, dice() % 2 == 0 ? 1024 : draw(dice, 1, 1024)}),
           ++worst.pairs;
   if (dice() % 2 == 0) request.sizes = {draw(dice, 1, batch.size), draw(dice, batch.size, 3)};
-  const Kinds kinds = find_kinds(planner.model(), request);
-  if (count_plans(planner.model(), kinds, 2001) > 2000) return;
-  const auto where = find_places(planner.model(), kinds);
-  every_plan(planner.model(), kinds, [&](const Decision& decision) {
+  const EquivalenceClasses classes = find_equivalence_classes(planner.model(), request);
+  if (count_plans(planner.model(), classes, 2001) > 2000) return;
+  const auto where = find_places(planner.model(), classes);
+  every_plan(planner.model(), classes, [&](const Decision& decision) {
     PlainPlan plan = plain_plan(decision, where, batch);
     if (dice() % 3 != 0) plan.gather_bytes = draw(dice, 1, 300);
     const Step step = planner.player().step(plan, planner.units(plan));
     const GatherRange& range = request.space.gather;
     if (const int64_t budget = budget_of(step); budget < range.least || budget > range.most) return;
-    const int64_t played = planner.player().play(step).step_ps, bound = step_ps(kinds, decision, batch);
+    const int64_t played = planner.player().play(step).step_ps, bound = step_ps(classes, decision, batch);
     CHECK(bound <= played);
     const bool tight = bound * 100 >= played * 99;
     worst.plans += 1, worst.tight += tight, worst.staged += tight && request.space.stage.once();
-    const auto phases = phase_bytes(planner.model(), request, kinds, decision, batch);
+    const auto phases = phase_bytes(planner.model(), request, classes, decision, batch);
     CHECK(*std::max_element(phases.begin(), phases.end()) <= planner.player().largest_peak(step));
   });
 }

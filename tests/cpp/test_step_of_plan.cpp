@@ -228,7 +228,7 @@ void curve_stays_below_the_certified_peak() {
       op.block = i >= first && i < first + length ? 0 : -1;
       model.operators.push_back(op);
     }
-    const Kinds kinds = find_kinds(model, req);
+    const EquivalenceClasses classes = find_equivalence_classes(model, req);
     Decision decision;
     decision.ways = {static_cast<Recompute>(upto(2))};
     PlainPlan plan;
@@ -248,7 +248,7 @@ void curve_stays_below_the_certified_peak() {
       transient = std::max(transient, c.transient_bytes);
       units.push_back({std::to_string(i), {i}, {{i, i}}, 1});
     }
-    const auto phases = phase_bytes(model, req, kinds, decision, plan.batch);
+    const auto phases = phase_bytes(model, req, classes, decision, plan.batch);
     const int64_t certified = *std::max_element(phases.begin(), phases.end()) + req.reserve_bytes(transient);
     const Step step = step_of(model, req, plan, units, prefetch, {1e-5, 1e-8}, lanes);
     const PlayedStep played = play(step, upto(1000));

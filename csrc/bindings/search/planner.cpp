@@ -2,7 +2,7 @@
 #include "search/planner/planner.hpp"
 #include "bindings/names.hpp"
 #include "bindings/search/budget.hpp"
-#include "search/heuristics/rehearsal.hpp"
+#include "search/heuristics/plan_evaluator.hpp"
 #include "search/planner/peak_limit.hpp"
 
 namespace py = pybind11;
@@ -193,14 +193,14 @@ class IndexedPlans {
   // `planner` must outlive it.
   IndexedPlans(const Planner& planner, int64_t limit_bytes)
       : request_(under(planner, limit_bytes)),
-        rehearsal_(request_, planner.player(), PeakLimit(limit_bytes).most_bytes()) {}
+        evaluator_(request_, planner.player(), PeakLimit(limit_bytes).most_bytes()) {}
 
-  // Checks the plan and returns the result of a method of the rehearsal.
+  // Checks the plan and returns the result of a method of the evaluator.
   template <auto method>
   int64_t of(Batch batch, std::vector<int> choices, std::vector<osdp::Recompute> blocks) {
-    const Candidacy plan{batch, {std::move(choices), std::move(blocks)}};
-    rehearsal_.check(plan);
-    return (rehearsal_.*method)(plan);
+    const IndexedPlan plan{batch, {std::move(choices), std::move(blocks)}};
+    evaluator_.check(plan);
+    return (evaluator_.*method)(plan);
   }
 
  private:
@@ -211,7 +211,7 @@ class IndexedPlans {
   }
 
   const Request request_;
-  Rehearsal rehearsal_;
+  PlanEvaluator evaluator_;
 };
 
 }  // namespace
@@ -227,10 +227,11 @@ void bind_planner(py::module_& m) {
         "The search of one objective alone, for benchmarks.");
   py::class_<IndexedPlans>(m, "IndexedPlans")
       .def(py::init<const Planner&, int64_t>(), py::keep_alive<1, 2>(), "planner"_a, "limit_bytes"_a)
-      .def("step_ps", &IndexedPlans::of<&Rehearsal::step_ps>, "batch"_a, "choices"_a, "blocks"_a,
+      .def("step_ps", &IndexedPlans::of<&PlanEvaluator::step_ps>, "batch"_a, "choices"_a, "blocks"_a,
            "Of a whole step, played.")
-      .def("peak_bytes", &IndexedPlans::of<&Rehearsal::peak_bytes>, "batch"_a, "choices"_a, "blocks"_a,
+      .def("peak_bytes", &IndexedPlans::of<&PlanEvaluator::peak_bytes>, "batch"_a, "choices"_a, "blocks"_a,
            "The sum that searches compare with a limit.")
-      .def("largest_peak_bytes", &IndexedPlans::of<&Rehearsal::largest_peak_bytes>, "batch"_a, "choices"_a,
-           "blocks"_a, "Of its own step, with the memory for gathered units that the limit leaves.");
+      .def("largest_peak_bytes", &IndexedPlans::of<&PlanEvaluator::largest_peak_bytes>, "batch"_a,
+           "choices"_a, "blocks"_a,
+           "Of its own step, with the memory for gathered units that the limit leaves.");
 }

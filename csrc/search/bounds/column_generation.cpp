@@ -10,10 +10,13 @@ namespace osdp::search {
 namespace {
 
 // Weights refer to the plans themselves, so the scaling of points is undone.
-Mixture mixture_of(const std::vector<std::pair<double, const Point*>>& points, const Kinds& kinds) {
+Mixture mixture_of(const std::vector<std::pair<double, const Point*>>& points,
+                   const EquivalenceClasses& classes) {
   Mixture m;
   double sum = 0;
-  const auto transient = [&](const Point* p) { return static_cast<double>(kinds.transients[p->transient]); };
+  const auto transient = [&](const Point* p) {
+    return static_cast<double>(classes.transients[p->transient]);
+  };
   for (const auto& [weight, p] : points) sum += weight * p->scale;
   if (!(sum > 0)) sum = 1;
   for (const auto& [weight, p] : points) {
@@ -33,9 +36,9 @@ Mixture mixture_of(const std::vector<std::pair<double, const Point*>>& points, c
 
 }  // namespace
 
-Bounded relax(const Kinds& kinds, const ColumnPool& pool, const Request& request, const Region& region,
-              Cheapest& cheapest, const Prices& guess, double enough) {
-  Evaluator evaluate(kinds, pool, request, region, cheapest);
+Bounded relax(const EquivalenceClasses& classes, const ColumnPool& pool, const Request& request,
+              const Region& region, Cheapest& cheapest, const Prices& guess, double enough) {
+  Evaluator evaluate(classes, pool, request, region, cheapest);
   const size_t rows = pool.rows;
   Bounded best;
   Prices limit{};
@@ -65,7 +68,7 @@ Bounded relax(const Kinds& kinds, const ColumnPool& pool, const Request& request
   Point point;
   evaluate.at(guess, 1, point);
   bound(point, guess);
-  best.mixture = mixture_of({{1.0, &point}}, kinds);
+  best.mixture = mixture_of({{1.0, &point}}, classes);
   if (best.time > enough + 1e-9 * std::abs(enough)) return done();
   for (double penalty = 8 * std::max(point.time, 1.0);; penalty *= 64) {
     Master master(rows, point, limit, penalty);
@@ -79,7 +82,7 @@ Bounded relax(const Kinds& kinds, const ColumnPool& pool, const Request& request
       if (value >= upper - near - 1e-11 * std::abs(value) || best.time >= upper - near) break;
       master.add(point);
     }
-    best.mixture = mixture_of(master.weights(), kinds);
+    best.mixture = mixture_of(master.weights(), classes);
     if (best.time > enough + 1e-9 * std::abs(enough) || !master.exceeds()) return done();
     // The region is infeasible if at these prices, or in one row alone, even the plan of least memory exceeds
     // the limits.

@@ -27,7 +27,7 @@ struct Bounded {
 
 // `guess`: initial prices, for example a neighbouring region's. Stops as soon as the bound reaches `enough`.
 // `cheapest` must belong to `pool`.
-Bounded relax(const Kinds& kinds, const ColumnPool& pool, const Request& request, const Region& region,
-              Cheapest& cheapest, const Prices& guess, double enough);
+Bounded relax(const EquivalenceClasses& classes, const ColumnPool& pool, const Request& request,
+              const Region& region, Cheapest& cheapest, const Prices& guess, double enough);
 
 }  // namespace osdp::search

@@ -17,27 +17,28 @@ bool hold_is_free(const SymmetryClass& symmetry_class) {
 
 }  // namespace
 
-ColumnPool make_column_pool(const Kinds& kinds, const std::vector<int>& rows, int64_t accumulation) {
+ColumnPool make_column_pool(const EquivalenceClasses& classes, const std::vector<int>& rows,
+                            int64_t accumulation) {
   ColumnPool pool;
   pool.rows = rows.size();
-  pool.groups = make_symmetry_classes(kinds, rows);
+  pool.groups = make_symmetry_classes(classes, rows);
   for (const SymmetryClass& group : pool.groups) {
-    const Kind& kind = kinds.kinds[group.kind];
+    const EquivalenceClass& cls = classes.classes[group.cls];
     auto& entry = pool.entries.emplace_back();
     entry.count = static_cast<int>(group.instances.size());
     entry.first_way = pool.ways;
     const auto allowed = [&](Recompute r) {
-      return std::find(kind.ways.begin(), kind.ways.end(), r) != kind.ways.end();
+      return std::find(cls.ways.begin(), cls.ways.end(), r) != cls.ways.end();
     };
-    for (Recompute r : kind.ways) {
+    for (Recompute r : cls.ways) {
       if (r == Recompute::Regather && allowed(Recompute::Hold) && hold_is_free(group)) continue;
       ++pool.ways;
       auto& way = entry.ways.emplace_back();
       way.way = r;
-      if (r != Recompute::None) way.recompute_ps = kind.recompute_ps;
-      for (int relation : group.relation) way.kept.push_back(kept_in(relation, kind, r));
-      for (size_t p = 0; p < kind.slots.size(); ++p) {
-        const auto& all = kind.slots[p].candidates[static_cast<int>(r)];
+      if (r != Recompute::None) way.recompute_ps = cls.recompute_ps;
+      for (int relation : group.relation) way.kept.push_back(kept_in(relation, cls, r));
+      for (size_t p = 0; p < cls.slots.size(); ++p) {
+        const auto& all = cls.slots[p].candidates[static_cast<int>(r)];
         auto& options = way.slots.emplace_back();
         for (const Candidate& c : all) {
           options.transient.push_back(c.transient_bytes);

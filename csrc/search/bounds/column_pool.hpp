@@ -33,7 +33,8 @@ struct ColumnPool {
   std::vector<Entry> entries;  // one per group
   size_t ways = 0;             // over all groups
 };
-ColumnPool make_column_pool(const Kinds& kinds, const std::vector<int>& rows, int64_t accumulation);
+ColumnPool make_column_pool(const EquivalenceClasses& classes, const std::vector<int>& rows,
+                            int64_t accumulation);
 
 // Bounds on the number of instances of each group per way, indexed by Entry::first_way + index.
 struct Box {

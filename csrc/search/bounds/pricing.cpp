@@ -5,17 +5,17 @@
 
 namespace osdp::search {
 
-Pricing::Pricing(const Model& model, const Request& request, const Kinds& kinds, Batch batch,
+Pricing::Pricing(const Model& model, const Request& request, const EquivalenceClasses& classes, Batch batch,
                  int64_t largest_transient, bool memory_alone)
-    : kinds_(kinds),
+    : classes_(classes),
       batch_(batch),
       paper_(request.paper()),
       operators_(model.operators.size()),
       phases_(paper_ ? 1 : operators_),
       blocks_(model.blocks.size()) {
-  for (const Kind& kind : kinds.kinds) {
-    ways_.push_back(ways_of(kind, request, batch, largest_transient, memory_alone));
-    possible_ &= has_options(kind, ways_.back());
+  for (const EquivalenceClass& cls : classes.classes) {
+    ways_.push_back(ways_of(cls, request, batch, largest_transient, memory_alone));
+    possible_ &= has_options(cls, ways_.back());
   }
 }
 
@@ -30,17 +30,17 @@ Cost Pricing::choose(const std::vector<Price>& prices, bool with_time, Decision&
   decision.ways.assign(blocks_, Recompute::None);
   Cost total = 0;
   std::vector<int> picked, best_picked;
-  for (size_t k = 0; k < kinds_.kinds.size(); ++k) {
-    const Kind& kind = kinds_.kinds[k];
+  for (size_t k = 0; k < classes_.classes.size(); ++k) {
+    const EquivalenceClass& cls = classes_.classes[k];
     const Way* best = nullptr;
     Cost least = 0;
-    for (size_t m = 0; m < kind.instances.size(); ++m) {
-      const auto& at = kind.instances[m];
+    for (size_t m = 0; m < cls.instances.size(); ++m) {
+      const auto& at = cls.instances[m];
       // Consecutive instances with no priced phase between them choose alike.
-      if (m > 0 && (paper_ || over(kind.instances[m - 1].front(), at.back() + 1) == 0)) {
+      if (m > 0 && (paper_ || over(cls.instances[m - 1].front(), at.back() + 1) == 0)) {
         total += least;
         for (size_t p = 0; p < at.size(); ++p) decision.choices[at[p]] = best_picked[p];
-        if (kind.block) decision.ways[kind.blocks[m]] = best->way;
+        if (cls.block) decision.ways[cls.blocks[m]] = best->way;
         continue;
       }
       best = nullptr;
@@ -59,8 +59,8 @@ Cost Pricing::choose(const std::vector<Price>& prices, bool with_time, Decision&
           const size_t i = at[p], end = again ? static_cast<size_t>(at.back()) + 1 : n;
           const Cost here = over(i, i + 1), before = over(i, n), after = paper_ ? Cost(0) : over(0, i);
           const Cost inside = over(i, end);
-          const int64_t saved = kind.slots[p].saved(batch_.size);
-          const int64_t work = paper_ ? 0 : kind.slots[p].work(batch_.size);
+          const int64_t saved = cls.slots[p].saved(batch_.size);
+          const int64_t work = paper_ ? 0 : cls.slots[p].work(batch_.size);
           cost += inside * Cost(saved) + here * Cost(work);
           mean += static_cast<double>(saved) * static_cast<double>(end - i) + static_cast<double>(work);
           Cost lowest = 0;
@@ -86,7 +86,7 @@ Cost Pricing::choose(const std::vector<Price>& prices, bool with_time, Decision&
       }
       total += least;
       for (size_t p = 0; p < at.size(); ++p) decision.choices[at[p]] = best_picked[p];
-      if (kind.block) decision.ways[kind.blocks[m]] = best->way;
+      if (cls.block) decision.ways[cls.blocks[m]] = best->way;
     }
   }
   return total;
@@ -95,7 +95,7 @@ Cost Pricing::choose(const std::vector<Price>& prices, bool with_time, Decision&
 int128 Pricing::least(const std::vector<int64_t>& weights, Decision& decision) const {
   int128 sum = 0;
   for (int64_t w : weights) sum += w;
-  const int128 held = sum * kinds_.held_bytes(batch_);
+  const int128 held = sum * classes_.held_bytes(batch_);
   return choose<int128>(weights, false, decision) + held;
 }
 
@@ -104,8 +104,8 @@ double Pricing::cheapest(const std::vector<double>& prices, double limit, Decisi
   for (double p : prices) sum += p;
   const double cost =
       choose<double>(prices, true, decision) +
-      static_cast<double>(batch_.accumulation) * static_cast<double>(kinds_.compute_ps(batch_.size));
-  const double held = sum * static_cast<double>(kinds_.held_bytes(batch_)), most = sum * limit;
+      static_cast<double>(batch_.accumulation) * static_cast<double>(classes_.compute_ps(batch_.size));
+  const double held = sum * static_cast<double>(classes_.held_bytes(batch_)), most = sum * limit;
   return cost + held - most - 1 - 1e-12 * (cost + held + most);
 }
 
@@ -129,11 +129,11 @@ struct Pricing::Place {
 
 std::vector<Pricing::Place> Pricing::places(const Decision& decision) const {
   std::vector<Place> found;
-  for (size_t k = 0; k < kinds_.kinds.size(); ++k) {
-    const Kind& kind = kinds_.kinds[k];
-    for (size_t m = 0; m < kind.instances.size(); ++m) {
-      const auto& at = kind.instances[m];
-      const Recompute r = kind.block ? decision.ways[kind.blocks[m]] : Recompute::None;
+  for (size_t k = 0; k < classes_.classes.size(); ++k) {
+    const EquivalenceClass& cls = classes_.classes[k];
+    for (size_t m = 0; m < cls.instances.size(); ++m) {
+      const auto& at = cls.instances[m];
+      const Recompute r = cls.block ? decision.ways[cls.blocks[m]] : Recompute::None;
       const auto way =
           std::find_if(ways_[k].begin(), ways_[k].end(), [&](const Way& w) { return w.way == r; });
       if (way == ways_[k].end()) continue;
@@ -152,7 +152,7 @@ std::vector<Pricing::Place> Pricing::places(const Decision& decision) const {
   return found;
 }
 
-void Pricing::quicken(Decision& decision, std::vector<int64_t>& phases, int64_t limit,
+void Pricing::improve(Decision& decision, std::vector<int64_t>& phases, int64_t limit,
                       const std::vector<double>& prices) const {
   struct Move {
     double worth;
@@ -241,17 +241,17 @@ bool Pricing::repair(Decision& decision, std::vector<int64_t>& phases, int64_t l
   return false;
 }
 
-int64_t step_ps(const Kinds& kinds, const Decision& decision, Batch batch) {
-  int128 sum = static_cast<int128>(batch.accumulation) * kinds.compute_ps(batch.size);
-  for (const Kind& kind : kinds.kinds) {
-    for (size_t m = 0; m < kind.instances.size(); ++m) {
-      const Recompute way = kind.block ? decision.ways[kind.blocks[m]] : Recompute::None;
+int64_t step_ps(const EquivalenceClasses& classes, const Decision& decision, Batch batch) {
+  int128 sum = static_cast<int128>(batch.accumulation) * classes.compute_ps(batch.size);
+  for (const EquivalenceClass& cls : classes.classes) {
+    for (size_t m = 0; m < cls.instances.size(); ++m) {
+      const Recompute way = cls.block ? decision.ways[cls.blocks[m]] : Recompute::None;
       if (way != Recompute::None)
-        sum += static_cast<int128>(batch.accumulation) * kind.recompute_ps(batch.size);
-      for (size_t p = 0; p < kind.slots.size(); ++p) {
-        const int choice = decision.choices[kind.instances[m][p]];
+        sum += static_cast<int128>(batch.accumulation) * cls.recompute_ps(batch.size);
+      for (size_t p = 0; p < cls.slots.size(); ++p) {
+        const int choice = decision.choices[cls.instances[m][p]];
         if (choice < 0) continue;
-        const Candidate& c = kind.slots[p].candidates[static_cast<int>(way)][choice];
+        const Candidate& c = cls.slots[p].candidates[static_cast<int>(way)][choice];
         sum += static_cast<int128>(batch.accumulation) * c.communication_ps + c.optimizer_ps;
       }
     }

@@ -13,7 +13,7 @@ namespace osdp::search {
 class Pricing {
  public:
   // `memory_alone`: times are ignored, so an option that is no larger in any phase dominates.
-  Pricing(const Model& model, const Request& request, const Kinds& kinds, Batch batch,
+  Pricing(const Model& model, const Request& request, const EquivalenceClasses& classes, Batch batch,
           int64_t largest_transient, bool memory_alone);
 
   // False if some operator has no option.
@@ -31,7 +31,7 @@ class Pricing {
   // Greedily moves operators of a plan to faster options while every phase stays within `limit` bytes (net of
   // the reserve): changes that save most time per priced byte first. Updates `phases`, the plan's memory per
   // phase.
-  void quicken(Decision& decision, std::vector<int64_t>& phases, int64_t limit,
+  void improve(Decision& decision, std::vector<int64_t>& phases, int64_t limit,
                const std::vector<double>& prices) const;
 
   // Greedily moves operators of a plan to smaller options until every phase is within the limit: changes that
@@ -44,16 +44,16 @@ class Pricing {
   template <typename Cost, typename Price>
   Cost choose(const std::vector<Price>& prices, bool with_time, Decision& decision) const;
 
-  const Kinds& kinds_;
+  const EquivalenceClasses& classes_;
   const Batch batch_;
   const bool paper_;
   const size_t operators_, phases_;
   bool possible_ = true;
-  std::vector<std::vector<Way>> ways_;  // by kind
+  std::vector<std::vector<Way>> ways_;  // by class
   size_t blocks_;
 };
 
 // The time of a step in picoseconds.
-int64_t step_ps(const Kinds& kinds, const Decision& decision, Batch batch);
+int64_t step_ps(const EquivalenceClasses& classes, const Decision& decision, Batch batch);
 
 }  // namespace osdp::search

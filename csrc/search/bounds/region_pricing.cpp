@@ -87,18 +87,23 @@ void Cheapest::add(size_t way, size_t band, double count, double& time, Prices& 
   }
 }
 
-Evaluator::Evaluator(const Kinds& kinds, const ColumnPool& pool, const Request& request, const Region& region,
-                     Cheapest& cheapest)
-    : pool_(pool), region_(region), rows_(pool.rows), cheapest_(cheapest), bands_{region.lean, region.large} {
-  const auto lean = request.reserve_bytes(kinds.transients[region.lean]);
+Evaluator::Evaluator(const EquivalenceClasses& classes, const ColumnPool& pool, const Request& request,
+                     const Region& region, Cheapest& cheapest)
+    : pool_(pool),
+      region_(region),
+      rows_(pool.rows),
+      cheapest_(cheapest),
+      bands_{region.transient_lo, region.transient_hi} {
+  const auto transient_lo = request.reserve_bytes(classes.transients[region.transient_lo]);
   for (size_t b = 0; b < bands_.count(); ++b) {
-    reserve_.push_back(static_cast<double>(request.reserve_bytes(kinds.transients[bands_.first(b)]) - lean));
+    reserve_.push_back(
+        static_cast<double>(request.reserve_bytes(classes.transients[bands_.first(b)]) - transient_lo));
   }
   const auto acc = static_cast<double>(region.hi.accumulation);
-  const Linear& held_bytes = kinds.held_bytes(region.hi.accumulation);
+  const Linear& held_bytes = classes.held_bytes(region.hi.accumulation);
   const double held = held_bytes.at(static_cast<double>(region.lo.size));
   for (size_t j = 0; j < rows_; ++j) {
-    limit_[j] = static_cast<double>(request.limit_bytes - lean) - held;
+    limit_[j] = static_cast<double>(request.limit_bytes - transient_lo) - held;
   }
   for (const int64_t size : {region.lo.size, region.hi.size}) {
     if (!ends_.empty() && size == ends_[0].size) continue;
@@ -106,7 +111,7 @@ Evaluator::Evaluator(const Kinds& kinds, const ColumnPool& pool, const Request& 
     end.size = size;
     end.scale = static_cast<double>(region.hi.size) / static_cast<double>(size);
     const auto b = static_cast<double>(size);
-    end.time = acc * kinds.compute_ps.at(b);
+    end.time = acc * classes.compute_ps.at(b);
     end.held = held_bytes.at(b) - held;
     end.ways.reserve(pool.ways);
     for (const auto& entry : pool.entries) {

@@ -7,8 +7,9 @@
 namespace osdp::search {
 
 struct Region {
-  Batch lo, hi;                // accumulation equal
-  size_t lean = 0, large = 0;  // range of the largest transient, as indices of Kinds::transients
+  Batch lo, hi;  // accumulation equal
+  size_t transient_lo = 0,
+         transient_hi = 0;  // range of the largest transient, as indices of EquivalenceClasses::transients
   Box box;
 };
 
@@ -27,10 +28,10 @@ struct Point {
 // transients than that each is its own band.
 struct Bands {
   static constexpr size_t kMost = 64;
-  size_t lean = 0, large = 0;  // indices of Kinds::transients
-  size_t all() const { return large - lean + 1; }
+  size_t transient_lo = 0, transient_hi = 0;  // indices of EquivalenceClasses::transients
+  size_t all() const { return transient_hi - transient_lo + 1; }
   size_t count() const { return all() < kMost ? all() : kMost; }
-  size_t first(size_t band) const { return lean + band * all() / count(); }
+  size_t first(size_t band) const { return transient_lo + band * all() / count(); }
   size_t last(size_t band) const { return first(band + 1) - 1; }
 };
 
@@ -67,8 +68,8 @@ class Cheapest {
 class Evaluator {
  public:
   // `cheapest` must belong to `pool`.
-  Evaluator(const Kinds& kinds, const ColumnPool& pool, const Request& request, const Region& region,
-            Cheapest& cheapest);
+  Evaluator(const EquivalenceClasses& classes, const ColumnPool& pool, const Request& request,
+            const Region& region, Cheapest& cheapest);
   double limit(size_t row) const { return limit_[row]; }
 
   // Least time_scale * time + prices * bytes.

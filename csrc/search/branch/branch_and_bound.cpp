@@ -26,16 +26,16 @@ void BranchAndBound::first_rows() {
   // restored the whole block.
   std::set<int> rows{0, static_cast<int>(model_.operators.size()) - 1};
   int last = -1;
-  for (const Kind& kind : kinds_.kinds) {
-    if (kind.block) last = std::max(last, kind.instances.back().back());
+  for (const EquivalenceClass& cls : classes_.classes) {
+    if (cls.block) last = std::max(last, cls.instances.back().back());
   }
   if (last >= 0) rows.insert(last);
   rows_.assign(rows.rbegin(), rows.rend());
 }
 
 bool BranchAndBound::accept(const FixedNode& leaf, Batch batch) {
-  const int64_t used = largest_transient(kinds_, leaf.decision);
-  std::vector<int64_t> phases = phase_bytes(model_, request_, kinds_, leaf.decision, batch);
+  const int64_t used = largest_transient(classes_, leaf.decision);
+  std::vector<int64_t> phases = phase_bytes(model_, request_, classes_, leaf.decision, batch);
   for (int64_t& bytes : phases) bytes = std::min(kLargestSum, bytes + request_.reserve_bytes(used));
   const auto worst = std::max_element(phases.begin(), phases.end());
   if (*worst > request_.limit_bytes) {
@@ -64,7 +64,7 @@ void BranchAndBound::go_on() {
     if (top.rows != rows_.size()) {
       top.box = everything(pool(top.lo.accumulation));
       push(std::move(top));
-    } else if (dive(top), cut(top)) {
+    } else if (round_and_repair(top), cut(top)) {
       continue;
     } else {
       round(top);
@@ -74,7 +74,7 @@ void BranchAndBound::go_on() {
         rebuild_tree();
       } else if (useless(top) || go_on_in_subproblem(top)) {
         continue;
-      } else if (top.lean < top.large) {
+      } else if (top.transient_lo < top.transient_hi) {
         cut_transients(top);
       } else if (top.box.lo == top.box.hi) {
         solve(top);

@@ -17,8 +17,8 @@ namespace osdp::search {
 struct BranchNode {
   double bound = 0;  // lower bound of the time for `samples`, rounded down safely
   int64_t samples = 1;
-  Batch lo, hi;        // accumulation equal
-  size_t lean, large;  // range of transients, as indices
+  Batch lo, hi;                       // accumulation equal
+  size_t transient_lo, transient_hi;  // range of transients, as indices
   Box box;
   Mixture mixture;                             // the relaxation's optimum
   Prices prices{};                             // the parent's, as an initial guess
@@ -42,25 +42,27 @@ struct LabelSubproblem {
 };
 using SubproblemKey = std::array<int64_t, 4>;  // batch, accumulation, transients
 inline SubproblemKey key_of(const BranchNode& w) {
-  return {w.lo.size, w.lo.accumulation, static_cast<int64_t>(w.lean), static_cast<int64_t>(w.large)};
+  return {w.lo.size, w.lo.accumulation, static_cast<int64_t>(w.transient_lo),
+          static_cast<int64_t>(w.transient_hi)};
 }
 
 class BranchAndBound {
  public:
   // `any`: stop at the first plan that fits.
-  BranchAndBound(const Model& model, const Request& request, const Budget& budget, const Kinds& kinds,
-                 Stopwatch& watch, bool any, const ScheduleTuning& tuning = {})
+  BranchAndBound(const Model& model, const Request& request, const Budget& budget,
+                 const EquivalenceClasses& classes, Stopwatch& watch, bool any,
+                 const ScheduleTuning& tuning = {})
       : model_(model),
         request_(request),
         budget_(budget),
         watch_(watch),
         any_(any),
         tuning_(tuning),
-        kinds_(kinds) {}
+        classes_(classes) {}
 
   // An initial incumbent, if it fits.
   void offer(const Decision& decision, Batch batch) {
-    accept({Status::Feasible, step_ps(kinds_, decision, batch), 0, decision, 0}, batch);
+    accept({Status::Feasible, step_ps(classes_, decision, batch), 0, decision, 0}, batch);
   }
   Schedule run();
 
@@ -76,7 +78,7 @@ class BranchAndBound {
   void push(BranchNode w);
   bool cut(const BranchNode& w);
   void cut_transients(const BranchNode& w);
-  bool alike(size_t lean, size_t large) const;
+  bool alike(size_t transient_lo, size_t transient_hi) const;
   bool mixes_batches(const BranchNode& w);
   void cut_ways(const BranchNode& w);
   void rebuild_tree();
@@ -102,21 +104,25 @@ class BranchAndBound {
 
   // Heuristics for upper bounds (heuristics/rounding.cpp).
   void round(const BranchNode& w);
-  void dive(const BranchNode& w);
+  void round_and_repair(const BranchNode& w);
   bool least_plan(const BranchNode& w, const std::vector<double>& prices);
   bool fit(Decision decision, const BranchNode& w, const Pricing& pricing, const std::vector<double>& prices);
   // For regions of one batch and nearly equal transients. room(): the limit net of the largest reserve;
   // most_room(): net of the smallest.
   Pricing pricing(const BranchNode& w) const {
-    return {model_, request_, kinds_, w.lo, kinds_.transients[w.large], false};
+    return {model_, request_, classes_, w.lo, classes_.transients[w.transient_hi], false};
   }
-  int64_t room(const BranchNode& w) const { return room(w.large); }
-  int64_t most_room(const BranchNode& w) const { return room(w.lean); }
+  int64_t room(const BranchNode& w) const { return room(w.transient_hi); }
+  int64_t most_room(const BranchNode& w) const { return room(w.transient_lo); }
   int64_t room(size_t transient) const {
-    return request_.limit_bytes - request_.reserve_bytes(kinds_.transients[transient]);
+    return request_.limit_bytes - request_.reserve_bytes(classes_.transients[transient]);
   }
   ChainResources chain(const BranchNode& w, bool memory_alone) const {
-    return {model_,      request_, kinds_, w.lo, {kinds_.transients[w.large], kinds_.transients[w.lean]},
+    return {model_,
+            request_,
+            classes_,
+            w.lo,
+            {classes_.transients[w.transient_hi], classes_.transients[w.transient_lo]},
             memory_alone};
   }
 
@@ -128,7 +134,7 @@ class BranchAndBound {
   Stopwatch& watch_;
   const bool any_;
   const ScheduleTuning tuning_;
-  const Kinds& kinds_;
+  const EquivalenceClasses& classes_;
   std::set<SubproblemKey> rounded_, priced_;
   std::set<SubproblemKey> broken_rows_;  // of leaves whose plan violated a row
   size_t first_rows_ = 0;
@@ -141,7 +147,7 @@ class BranchAndBound {
   int64_t number_ = 0;
   int broken_ = 0;  // the phase over the limit in the last plan that accept() refused
   std::map<SubproblemKey, LabelSubproblem> subproblems_;
-  int64_t next_dive_ = 64;            // in number of regions
+  int64_t next_rounding_ = 64;        // in number of regions
   std::vector<BranchNode> given_up_;  // leaves that were not solved exactly
   bool gave_up_ = false;              // the depth-first search stopped early
 };

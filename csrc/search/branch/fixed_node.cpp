@@ -17,12 +17,13 @@ struct Alike {
 
 class FixedNodeSolver {
  public:
-  FixedNodeSolver(const Kinds& kinds, const ColumnPool& pool, const Request& request, const Region& region)
-      : kinds_(kinds), pool_(pool) {
-    const int64_t transient = kinds.transients[region.large];
-    int128 fixed = static_cast<int128>(region.hi.accumulation) * kinds.compute_ps(region.hi.size);
+  FixedNodeSolver(const EquivalenceClasses& classes, const ColumnPool& pool, const Request& request,
+                  const Region& region)
+      : classes_(classes), pool_(pool) {
+    const int64_t transient = classes.transients[region.transient_hi];
+    int128 fixed = static_cast<int128>(region.hi.accumulation) * classes.compute_ps(region.hi.size);
     std::vector<int128> left(pool.rows, static_cast<int128>(request.limit_bytes) -
-                                            request.reserve_bytes(transient) - kinds.held_bytes(region.hi));
+                                            request.reserve_bytes(transient) - classes.held_bytes(region.hi));
     for (size_t g = 0; g < pool.groups.size(); ++g) {
       const auto& entry = pool.entries[g];
       for (size_t w = 0; w < entry.ways.size(); ++w) {
@@ -95,7 +96,7 @@ class FixedNodeSolver {
     std::vector<std::vector<int>> first(pool_.groups.size());  // index of the first instance of each way
     for (size_t g = 0; g < pool_.groups.size(); ++g) {
       const auto& entry = pool_.entries[g];
-      const Kind& kind = kinds_.kinds[pool_.groups[g].kind];
+      const EquivalenceClass& cls = classes_.classes[pool_.groups[g].cls];
       first[g].assign(entry.ways.size(), 0);
       int at = 0;
       for (Recompute r : {Recompute::Hold, Recompute::Regather, Recompute::None}) {
@@ -103,8 +104,8 @@ class FixedNodeSolver {
           if (entry.ways[w].way != r) continue;
           first[g][w] = at;
           const int count = region.box.lo[entry.first_way + w];
-          for (int n = at; kind.block && n < at + count; ++n) {
-            d.ways[kind.blocks[pool_.groups[g].instances[n]]] = r;
+          for (int n = at; cls.block && n < at + count; ++n) {
+            d.ways[cls.blocks[pool_.groups[g].instances[n]]] = r;
           }
           at += count;
         }
@@ -113,9 +114,9 @@ class FixedNodeSolver {
     for (size_t n = 0; n < alike_.size(); ++n) {
       const Alike& a = alike_[n];
       const SymmetryClass& group = pool_.groups[a.group];
-      const Kind& kind = kinds_.kinds[group.kind];
+      const EquivalenceClass& cls = classes_.classes[group.cls];
       const auto& way = pool_.entries[a.group].ways[a.way];
-      const auto& all = kind.slots[a.slot].candidates[static_cast<int>(way.way)];
+      const auto& all = cls.slots[a.slot].candidates[static_cast<int>(way.way)];
       std::vector<std::pair<int, int64_t>> taken;  // candidate, count
       for (size_t k = 0; k < counts_[n].size(); ++k) {
         if (counts_[n][k] > 0) taken.push_back({a.options[k], counts_[n][k]});
@@ -127,7 +128,7 @@ class FixedNodeSolver {
       int at = first[a.group][a.way];
       for (const auto& [candidate, count] : taken) {
         for (int64_t m = 0; m < count; ++m) {
-          d.choices[kind.instances[group.instances[at++]][a.slot]] = candidate;
+          d.choices[cls.instances[group.instances[at++]][a.slot]] = candidate;
         }
       }
     }
@@ -153,7 +154,7 @@ class FixedNodeSolver {
     });
   }
 
-  const Kinds& kinds_;
+  const EquivalenceClasses& classes_;
   const ColumnPool& pool_;
   std::vector<Alike> alike_;
   std::vector<std::vector<int64_t>> counts_;  // [Alike][its options]
@@ -164,11 +165,11 @@ class FixedNodeSolver {
 
 }  // namespace
 
-FixedNode solve_fixed_node(const Kinds& kinds, const ColumnPool& pool, const Request& request,
+FixedNode solve_fixed_node(const EquivalenceClasses& classes, const ColumnPool& pool, const Request& request,
                            const Region& region, const Bounded& bounded, const Model& model,
                            int64_t cutoff_ps, const Budget& budget) {
   FixedNode leaf;
-  FixedNodeSolver solver(kinds, pool, request, region);
+  FixedNodeSolver solver(classes, pool, request, region);
   if (!solver.fits()) return leaf;
   const Solution s = solver.one(bounded.row, budget);
   leaf.nodes = s.statistics.nodes;

@@ -17,7 +17,7 @@ struct FixedNode {
 // `region` has one batch size, one transient, and fixed numbers of instances per way. `bounded`: its
 // relaxation. Only the row with the highest price is kept: the plan, whose time is then a lower bound, may
 // violate others.
-FixedNode solve_fixed_node(const Kinds& kinds, const ColumnPool& pool, const Request& request,
+FixedNode solve_fixed_node(const EquivalenceClasses& classes, const ColumnPool& pool, const Request& request,
                            const Region& region, const Bounded& bounded, const Model& model,
                            int64_t cutoff_ps, const Budget& budget);
 

@@ -53,7 +53,7 @@ bool BranchAndBound::go_on_in_subproblem(BranchNode w) {
   }
   if (found.found) {
     if (accept({Status::Optimal, found.time_ps, 0, found.decision, 0}, w.lo)) return true;
-    if (w.lean == w.large) {
+    if (w.transient_lo == w.transient_hi) {
       give_up(w, w.bound);
     } else {  // exceeds the limit with the reserve of its own transient
       w.bound = std::max(w.bound, static_cast<double>(found.time_ps));
@@ -77,12 +77,12 @@ void BranchAndBound::give_up(BranchNode w, double bound) {
 void BranchAndBound::solve(const BranchNode& w) {
   const ColumnPool& t = pool(w.lo.accumulation);
   Cheapest& choices = cheapest(w.lo.accumulation);
-  const Bounded bounded = relax(kinds_, t, request_, region(w), choices, w.prices, 1e300);
+  const Bounded bounded = relax(classes_, t, request_, region(w), choices, w.prices, 1e300);
   if (!bounded.feasible) return;
   const int64_t cutoff = this->cutoff(w);
   Budget rest = budget_;
   if (rest.time_limit_s > 0) rest.time_limit_s = std::max(1e-3, rest.time_limit_s - watch_.seconds());
-  const FixedNode leaf = solve_fixed_node(kinds_, t, request_, region(w), bounded, model_, cutoff, rest);
+  const FixedNode leaf = solve_fixed_node(classes_, t, request_, region(w), bounded, model_, cutoff, rest);
   best_.leaves++;
   best_.nodes += leaf.nodes;
   watch_.ask();

@@ -8,20 +8,22 @@ namespace osdp::search {
 const ColumnPool& BranchAndBound::pool(int64_t accumulation) {
   const auto it = pools_.find(accumulation);
   if (it != pools_.end()) return it->second;
-  return pools_.emplace(accumulation, make_column_pool(kinds_, rows_, accumulation)).first->second;
+  return pools_.emplace(accumulation, make_column_pool(classes_, rows_, accumulation)).first->second;
 }
 
 Cheapest& BranchAndBound::cheapest(int64_t accumulation) {
   const auto it = cheapest_.find(accumulation);
   if (it != cheapest_.end()) return it->second;
-  return cheapest_.emplace(accumulation, Cheapest(pool(accumulation), kinds_.transients)).first->second;
+  return cheapest_.emplace(accumulation, Cheapest(pool(accumulation), classes_.transients)).first->second;
 }
 
-Region BranchAndBound::region(const BranchNode& w) const { return {w.lo, w.hi, w.lean, w.large, w.box}; }
+Region BranchAndBound::region(const BranchNode& w) const {
+  return {w.lo, w.hi, w.transient_lo, w.transient_hi, w.box};
+}
 
 // Whether the reserves of these transients are nearly equal. They are then separated only where it matters.
-bool BranchAndBound::alike(size_t lean, size_t large) const {
-  return static_cast<double>(room(lean) - room(large)) <=
+bool BranchAndBound::alike(size_t transient_lo, size_t transient_hi) const {
+  return static_cast<double>(room(transient_lo) - room(transient_hi)) <=
          tuning_.alike * static_cast<double>(request_.limit_bytes);
 }
 
@@ -56,7 +58,7 @@ void BranchAndBound::push(BranchNode w) {
                             ? static_cast<double>(best_.step_ps) * static_cast<double>(w.hi.samples()) /
                                   static_cast<double>(best_.batch.samples())
                             : 1e300;
-  const Bounded b = relax(kinds_, pool(w.lo.accumulation), request_, region(w), cheapest(w.lo.accumulation),
+  const Bounded b = relax(classes_, pool(w.lo.accumulation), request_, region(w), cheapest(w.lo.accumulation),
                           w.prices, enough);
   best_.regions++;
   watch_.spent(20000);
@@ -75,7 +77,7 @@ void BranchAndBound::push(BranchNode w) {
 // mixture is a single plan, that plan's value is separated from the rest. False for one batch with nearly
 // equal transients.
 bool BranchAndBound::cut(const BranchNode& w) {
-  const bool batches = w.lo.size < w.hi.size, transients = !alike(w.lean, w.large);
+  const bool batches = w.lo.size < w.hi.size, transients = !alike(w.transient_lo, w.transient_hi);
   if (!batches && !transients) return false;
   if (transients && (!batches || !mixes_batches(w))) {
     cut_transients(w);
@@ -91,11 +93,11 @@ bool BranchAndBound::cut(const BranchNode& w) {
 
 void BranchAndBound::cut_transients(const BranchNode& w) {
   BranchNode low = w, high = w;
-  low.large = w.lean;
-  while (low.large + 1 < w.large &&
-         static_cast<double>(kinds_.transients[low.large + 1]) <= w.mixture.transient)
-    ++low.large;
-  high.lean = low.large + 1;
+  low.transient_hi = w.transient_lo;
+  while (low.transient_hi + 1 < w.transient_hi &&
+         static_cast<double>(classes_.transients[low.transient_hi + 1]) <= w.mixture.transient)
+    ++low.transient_hi;
+  high.transient_lo = low.transient_hi + 1;
   push(std::move(low));
   push(std::move(high));
 }
@@ -145,8 +147,8 @@ void BranchAndBound::rebuild_tree() {
   std::map<std::array<int64_t, 5>, BranchNode> regions;
   const auto add = [&](const BranchNode& w) {
     const auto [it, fresh] =
-        regions.try_emplace({w.lo.accumulation, w.lo.size, w.hi.size, static_cast<int64_t>(w.lean),
-                             static_cast<int64_t>(w.large)},
+        regions.try_emplace({w.lo.accumulation, w.lo.size, w.hi.size, static_cast<int64_t>(w.transient_lo),
+                             static_cast<int64_t>(w.transient_hi)},
                             w);
     if (!fresh && w.bound < it->second.bound) it->second = w;
   };
@@ -160,10 +162,10 @@ void BranchAndBound::begin() {
   for (const auto& [lo, hi] : request_.ranges()) {
     BranchNode all;
     all.lo = lo, all.hi = hi;
-    if (request_.batches.empty()) all.hi.size = std::min(hi.size, kinds_.most_batch);
+    if (request_.batches.empty()) all.hi.size = std::min(hi.size, classes_.most_batch);
     if (all.lo.size > all.hi.size) continue;
     all.samples = all.hi.samples();
-    all.lean = 0, all.large = kinds_.transients.size() - 1;
+    all.transient_lo = 0, all.transient_hi = classes_.transients.size() - 1;
     all.box = everything(pool(lo.accumulation));
     push(std::move(all));
   }

@@ -37,14 +37,14 @@ bool BranchAndBound::price_phases(BranchNode& w) {
   for (int turn = 0; turn < kTurns && !watch_.stopped(); ++turn) {
     Decision decision;
     const double value = pricing.cheapest(prices, static_cast<double>(limit), decision);
-    std::vector<int64_t> phases = phase_bytes(model_, request_, kinds_, decision, w.lo);
+    std::vector<int64_t> phases = phase_bytes(model_, request_, classes_, decision, w.lo);
     watch_.spent(static_cast<int64_t>(200 * n));
     if (average.empty()) average.assign(phases.begin(), phases.end());
     for (size_t j = 0; j < n; ++j) average[j] += 0.1 * (static_cast<double>(phases[j]) - average[j]);
     if (turn == 0) {
       auto mended = phases;
       if (pricing.repair(decision, mended, room(w))) {
-        pricing.quicken(decision, mended, room(w), prices);
+        pricing.improve(decision, mended, room(w), prices);
         offer(decision, w.lo);
       }
     }

@@ -6,13 +6,13 @@
 
 namespace osdp::search {
 
-Neighbours::Neighbours(const Rehearsal& rehearsal) : rehearsal_(rehearsal) {
-  const Model& model = rehearsal.model();
+Neighbours::Neighbours(const PlanEvaluator& evaluator) : evaluator_(evaluator) {
+  const Model& model = evaluator.model();
   of_block_.resize(model.blocks.size());
   for (int i = 0; i < static_cast<int>(model.operators.size()); ++i) {
     size_t options = 0, whole = 0;
     for (const Recompute way : {Recompute::None, Recompute::Hold, Recompute::Regather}) {
-      const auto& list = rehearsal.candidates(i, way);
+      const auto& list = evaluator.candidates(i, way);
       options = std::max(options, list.size());
       whole = std::max(
           whole, static_cast<size_t>(std::count_if(list.begin(), list.end(),
@@ -22,13 +22,13 @@ Neighbours::Neighbours(const Rehearsal& rehearsal) : rehearsal_(rehearsal) {
     if (options > 1) open_.push_back(i);
     if (model.operators[i].block >= 0) of_block_[model.operators[i].block].push_back(i);
   }
-  for (const Kind& kind : rehearsal.kinds().kinds) {
-    if (kind.block && kind.ways.size() > 1) recomputed_.push_back(&kind);
-    if (model.operators[kind.instances.front().front()].block >= 0 ||
-        options_[kind.instances.front().front()] < 2)
+  for (const EquivalenceClass& cls : evaluator.classes().classes) {
+    if (cls.block && cls.ways.size() > 1) recomputed_.push_back(&cls);
+    if (model.operators[cls.instances.front().front()].block >= 0 ||
+        options_[cls.instances.front().front()] < 2)
       continue;
     auto& alike = alike_.emplace_back();
-    for (const auto& instance : kind.instances) alike.push_back(instance.front());
+    for (const auto& instance : cls.instances) alike.push_back(instance.front());
   }
   // Blocks of different widths are grouped too, if they have the same positions.
   std::map<std::array<size_t, 3>, std::vector<int>> places;
@@ -42,14 +42,14 @@ Neighbours::Neighbours(const Rehearsal& rehearsal) : rehearsal_(rehearsal) {
 
 void Neighbours::list_in_order() {
   add_operators(open_);
-  for (const Kind* kind : recomputed_) {
-    for (const Recompute way : kind->ways) {
-      for (size_t most = kind->blocks.size(); most > 0; most /= 2) {
+  for (const EquivalenceClass* cls : recomputed_) {
+    for (const Recompute way : cls->ways) {
+      for (size_t most = cls->blocks.size(); most > 0; most /= 2) {
         for (const bool first : {true, false}) {
-          in_order_.push_back([kind, way, most, first](Candidacy& plan) {
+          in_order_.push_back([cls, way, most, first](IndexedPlan& plan) {
             size_t left = most;
-            for (size_t n = 0; n < kind->blocks.size() && left > 0; ++n) {
-              Recompute& now = plan.decision.ways[kind->blocks[first ? n : kind->blocks.size() - 1 - n]];
+            for (size_t n = 0; n < cls->blocks.size() && left > 0; ++n) {
+              Recompute& now = plan.decision.ways[cls->blocks[first ? n : cls->blocks.size() - 1 - n]];
               if (now != way) now = way, --left;
             }
             return left < most;
@@ -72,19 +72,20 @@ void Neighbours::list_in_order() {
 }
 
 void Neighbours::add_operators(std::vector<int> operators) {
-  for (const Mode mode : rehearsal_.request().space.modes) {
+  for (const Mode mode : evaluator_.request().space.modes) {
     for (const bool only_slices : {false, true})
-      in_order_.push_back([this, operators, mode, only_slices](Candidacy& plan) {
+      in_order_.push_back([this, operators, mode, only_slices](IndexedPlan& plan) {
         return set(plan, operators, mode, only_slices);
       });
   }
 }
 
 // Sets `operators`, or only those that are split, to `mode`, unsplit.
-bool Neighbours::set(Candidacy& plan, const std::vector<int>& operators, Mode mode, bool only_slices) const {
+bool Neighbours::set(IndexedPlan& plan, const std::vector<int>& operators, Mode mode,
+                     bool only_slices) const {
   bool changed = false;
   for (const int i : operators) {
-    const auto& list = rehearsal_.candidates(i, rehearsal_.way_of(i, plan.decision));
+    const auto& list = evaluator_.candidates(i, evaluator_.way_of(i, plan.decision));
     int& choice = plan.decision.choices[i];
     if (only_slices && list[choice].granularity == 1) continue;
     const auto to = std::find_if(list.begin(), list.end(),
@@ -96,7 +97,7 @@ bool Neighbours::set(Candidacy& plan, const std::vector<int>& operators, Mode mo
   return changed;
 }
 
-void Neighbours::change(Candidacy& plan, bool coarse) {
+void Neighbours::change(IndexedPlan& plan, bool coarse) {
   const size_t what = below(20);
   if (what < 2 && set_batch(plan)) return;
   if (what < 6 && !recomputed_.empty()) return set_blocks(plan, coarse);
@@ -115,7 +116,7 @@ Neighbours::Range Neighbours::range(size_t length, bool coarse) {
   return {first, what < 6 ? first + 1 : first + 1 + below(length - first)};
 }
 
-void Neighbours::set_operators(Candidacy& plan, bool coarse) {
+void Neighbours::set_operators(IndexedPlan& plan, bool coarse) {
   const bool one = !coarse && below(2) == 0;
   const auto& alike = one ? open_ : alike_[below(alike_.size())];
   Range changed = range(alike.size(), coarse);
@@ -127,22 +128,22 @@ void Neighbours::set_operators(Candidacy& plan, bool coarse) {
     plan.decision.choices[alike[n]] = static_cast<int>(to);
 }
 
-void Neighbours::set_run(Candidacy& plan) {
+void Neighbours::set_run(IndexedPlan& plan) {
   const size_t first = below(open_.size()), last = std::min(open_.size(), first + 2 + below(3));
-  const std::vector<Mode>& modes = rehearsal_.request().space.modes;
+  const std::vector<Mode>& modes = evaluator_.request().space.modes;
   set(plan,
       {open_.begin() + static_cast<std::ptrdiff_t>(first), open_.begin() + static_cast<std::ptrdiff_t>(last)},
       modes[below(modes.size())], false);
 }
 
-void Neighbours::set_blocks(Candidacy& plan, bool coarse) {
-  const Kind& kind = *recomputed_[below(recomputed_.size())];
-  const Recompute to = kind.ways[below(kind.ways.size())];
-  const auto [first, last] = range(kind.blocks.size(), coarse);
-  for (size_t n = first; n < last; ++n) plan.decision.ways[kind.blocks[n]] = to;
+void Neighbours::set_blocks(IndexedPlan& plan, bool coarse) {
+  const EquivalenceClass& cls = *recomputed_[below(recomputed_.size())];
+  const Recompute to = cls.ways[below(cls.ways.size())];
+  const auto [first, last] = range(cls.blocks.size(), coarse);
+  for (size_t n = first; n < last; ++n) plan.decision.ways[cls.blocks[n]] = to;
 }
 
-void Neighbours::copy_block(Candidacy& plan, bool coarse) {
+void Neighbours::copy_block(IndexedPlan& plan, bool coarse) {
   const size_t from = below(of_block_.size());
   const bool recomputation = below(2) == 0;
   const auto [first, last] = range(of_block_.size(), coarse);
@@ -156,8 +157,8 @@ void Neighbours::copy_block(Candidacy& plan, bool coarse) {
   }
 }
 
-bool Neighbours::set_batch(Candidacy& plan) {
-  const std::vector<Batch>& given = rehearsal_.request().batches;
+bool Neighbours::set_batch(IndexedPlan& plan) {
+  const std::vector<Batch>& given = evaluator_.request().batches;
   if (given.size() == 1) return false;
   if (!given.empty()) {
     plan.batch = given[below(given.size())];
@@ -165,34 +166,34 @@ bool Neighbours::set_batch(Candidacy& plan) {
   }
   const int64_t far = 1 + static_cast<int64_t>(below(1 + static_cast<size_t>(plan.batch.size / 4)));
   const int64_t to = plan.batch.size + (below(2) == 0 ? far : -far);
-  plan.batch.size = std::clamp<int64_t>(to, 1, rehearsal_.kinds().most_batch);
+  plan.batch.size = std::clamp<int64_t>(to, 1, evaluator_.classes().most_batch);
   return true;
 }
 
-void Neighbours::swap(Candidacy& plan) {
+void Neighbours::swap(IndexedPlan& plan) {
   const auto& alike = alike_[below(alike_.size())];
   const int one = alike[below(alike.size())], other = alike[below(alike.size())];
   std::swap(plan.decision.choices[one], plan.decision.choices[other]);
 }
 
-bool Neighbours::shrink(Candidacy& plan) {
+bool Neighbours::shrink(IndexedPlan& plan) {
   if (recomputed_.empty() || below(3) == 0) return smaller_transient(plan);
-  const Kind& kind = *recomputed_[below(recomputed_.size())];
+  const EquivalenceClass& cls = *recomputed_[below(recomputed_.size())];
   std::vector<int> kept;
-  for (const int b : kind.blocks)
+  for (const int b : cls.blocks)
     if (plan.decision.ways[b] == Recompute::None) kept.push_back(b);
   if (kept.empty()) return smaller_transient(plan);
-  std::vector<Recompute> ways = kind.ways;
+  std::vector<Recompute> ways = cls.ways;
   std::erase(ways, Recompute::None);
   plan.decision.ways[kept[below(kept.size())]] = ways[below(ways.size())];
   return true;
 }
 
-bool Neighbours::smaller_transient(Candidacy& plan) const {
-  const int64_t most = largest_transient(rehearsal_.kinds(), plan.decision);
-  Candidacy next = plan;
+bool Neighbours::smaller_transient(IndexedPlan& plan) const {
+  const int64_t most = largest_transient(evaluator_.classes(), plan.decision);
+  IndexedPlan next = plan;
   for (const int i : open_) {
-    const auto& list = rehearsal_.candidates(i, rehearsal_.way_of(i, plan.decision));
+    const auto& list = evaluator_.candidates(i, evaluator_.way_of(i, plan.decision));
     int& choice = next.decision.choices[i];
     if (list[choice].transient_bytes < most) continue;
     int best = -1;
@@ -207,12 +208,12 @@ bool Neighbours::smaller_transient(Candidacy& plan) const {
   return most > 0;
 }
 
-bool Neighbours::keep_block(Candidacy& plan) {
+bool Neighbours::keep_block(IndexedPlan& plan) {
   if (recomputed_.empty()) return false;
-  const Kind& kind = *recomputed_[below(recomputed_.size())];
-  if (std::find(kind.ways.begin(), kind.ways.end(), Recompute::None) == kind.ways.end()) return false;
+  const EquivalenceClass& cls = *recomputed_[below(recomputed_.size())];
+  if (std::find(cls.ways.begin(), cls.ways.end(), Recompute::None) == cls.ways.end()) return false;
   std::vector<int> again;
-  for (const int b : kind.blocks)
+  for (const int b : cls.blocks)
     if (plan.decision.ways[b] != Recompute::None) again.push_back(b);
   if (again.empty()) return false;
   plan.decision.ways[again[below(again.size())]] = Recompute::None;

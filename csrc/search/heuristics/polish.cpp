@@ -21,7 +21,7 @@ constexpr int kOverTries = 200;  // changes tried of each seed over the limit
 constexpr int64_t kTries = 20;   // changes considered per step that may be simulated
 
 struct Played {
-  Candidacy plan;
+  IndexedPlan plan;
   int64_t step_ps = 0;
   size_t seed = 0;
 
@@ -32,18 +32,18 @@ struct Played {
 
 class Polisher {
  public:
-  Polisher(Rehearsal& rehearsal, int64_t plays, const Spare& spare, double enough_ps,
+  Polisher(PlanEvaluator& evaluator, int64_t plays, const Spare& spare, double enough_ps,
            const std::function<bool()>& over)
-      : rehearsal_(rehearsal),
+      : evaluator_(evaluator),
         spare_(spare),
         enough_ps_(enough_ps),
         ended_(over),
-        neighbours_(rehearsal),
-        last_(rehearsal.plays() + std::max<int64_t>(plays, 1)),
+        neighbours_(evaluator),
+        last_(evaluator.plays() + std::max<int64_t>(plays, 1)),
         tries_(kTries * std::max<int64_t>(plays, 1)) {}
 
-  void add(const Candidacy& seed, size_t number) {
-    rehearsal_.check(seed);
+  void add(const IndexedPlan& seed, size_t number) {
+    evaluator_.check(seed);
     if ((!seeds_.empty() && !more()) || known_.contains(key_of(seed))) return;
     std::vector<Played>& seeds = fits(seed) ? seeds_ : over_;
     seeds.push_back({seed, step_ps(seed), number});
@@ -70,16 +70,16 @@ class Polisher {
       climb(false);
       if (here_.faster_than(best)) best = here_;
     }
-    const Candidacy& plan = best.plan;
-    return {{plan.batch, largest_transient(rehearsal_.kinds(), plan.decision), plan.decision,
-             rehearsal_.objective_ps(plan), rehearsal_.peak_bytes(plan)},
+    const IndexedPlan& plan = best.plan;
+    return {{plan.batch, largest_transient(evaluator_.classes(), plan.decision), plan.decision,
+             evaluator_.objective_ps(plan), evaluator_.peak_bytes(plan)},
             best.step_ps,
             best.seed};
   }
 
  private:
   using Key = std::vector<int64_t>;
-  static Key key_of(const Candidacy& plan) {
+  static Key key_of(const IndexedPlan& plan) {
     Key key{plan.batch.size, plan.batch.accumulation};
     key.insert(key.end(), plan.decision.choices.begin(), plan.decision.choices.end());
     for (Recompute way : plan.decision.ways) key.push_back(static_cast<int64_t>(way));
@@ -87,22 +87,22 @@ class Polisher {
   }
 
   // Asks about each plan only once.
-  int64_t spare(const Candidacy& plan) {
+  int64_t spare(const IndexedPlan& plan) {
     const auto [at, fresh] = spares_.try_emplace(key_of(plan), 0);
     if (fresh) at->second = spare_(plan);
     return at->second;
   }
-  bool fits(const Candidacy& plan) { return spare(plan) >= 0; }
+  bool fits(const IndexedPlan& plan) { return spare(plan) >= 0; }
   // An estimate: if its own peak is below its sum by as much as that of the current plan.
-  bool may_fit(const Candidacy& plan) const { return rehearsal_.peak_bytes(plan) <= sum_limit_; }
+  bool may_fit(const IndexedPlan& plan) const { return evaluator_.peak_bytes(plan) <= sum_limit_; }
 
   void move_to(const Played& next) {
     here_ = next;
-    sum_limit_ = rehearsal_.peak_bytes(next.plan) + spare(next.plan);
+    sum_limit_ = evaluator_.peak_bytes(next.plan) + spare(next.plan);
   }
 
   bool more() const {
-    return rehearsal_.plays() < last_ && tries_ > 0 && !enough(here_) && !(ended_ && ended_());
+    return evaluator_.plays() < last_ && tries_ > 0 && !enough(here_) && !(ended_ && ended_());
   }
   bool enough(const Played& played) const {
     return played.step_ps > 0 && static_cast<double>(played.step_ps) <=
@@ -110,15 +110,15 @@ class Polisher {
   }
 
   // Simulates each plan only once.
-  int64_t step_ps(const Candidacy& plan) {
+  int64_t step_ps(const IndexedPlan& plan) {
     const auto [at, fresh] = known_.try_emplace(key_of(plan), 0);
-    if (fresh) at->second = rehearsal_.step_ps(plan);
+    if (fresh) at->second = evaluator_.step_ps(plan);
     return at->second;
   }
 
   // Applies a few changes at once, whatever they cost. False if the plan then cannot be made to fit.
   bool move_away() {
-    Candidacy far = here_.plan;
+    IndexedPlan far = here_.plan;
     for (size_t n = 2 + neighbours_.below(4); n > 0; --n) neighbours_.change(far, false);
     --tries_;
     if (!settle(far)) return false;
@@ -130,7 +130,7 @@ class Polisher {
     for (bool better = true; better && more();) {
       better = false;
       for (const auto& change : neighbours_.in_order()) {
-        Candidacy next = here_.plan;
+        IndexedPlan next = here_.plan;
         if (!more() || !change(next) || !repair(next)) continue;
         better |= take(next);
         if (use_room(next)) better |= take(next);
@@ -142,10 +142,10 @@ class Polisher {
   void change_seeds_over_limit() {
     for (const Played& over : over_) {
       if (!over.faster_than(here_)) return;
-      Candidacy repaired = over.plan;
+      IndexedPlan repaired = over.plan;
       if (repair(repaired)) take(repaired);
       for (int n = 0; n < kOverTries && more(); ++n) {
-        Candidacy next = over.plan;
+        IndexedPlan next = over.plan;
         neighbours_.change(next, false);
         if (fits(next)) take(next);
       }
@@ -153,7 +153,7 @@ class Polisher {
   }
 
   // Moves to `next` if its simulated step is faster; returns whether it is.
-  bool take(const Candidacy& next) {
+  bool take(const IndexedPlan& next) {
     if (!more()) return false;
     const Played played{next, step_ps(next), here_.seed};
     if (!played.faster_than(here_)) return false;
@@ -164,7 +164,7 @@ class Polisher {
   // Random changes, kept if the simulated step is no slower, until many in a row have not helped.
   void climb(bool coarse) {
     for (int stale = 0; stale < kStale && more(); ++stale, --tries_) {
-      Candidacy next = here_.plan;
+      IndexedPlan next = here_.plan;
       neighbours_.change(next, coarse);
       while (neighbours_.below(3) == 0) neighbours_.change(next, coarse);
       if (key_of(next) == key_of(here_.plan) || !settle(next)) continue;
@@ -176,11 +176,11 @@ class Polisher {
   }
 
   // Makes the plan fit; at random, also uses the memory left over.
-  bool settle(Candidacy& plan) {
+  bool settle(IndexedPlan& plan) {
     const size_t how = neighbours_.below(4);
     if (how & 1) {
       for (int n = 0; n < kKept; ++n) {
-        Candidacy kept = plan;
+        IndexedPlan kept = plan;
         if (!neighbours_.keep_block(kept) || !may_fit(kept)) break;
         plan = std::move(kept);
       }
@@ -191,26 +191,26 @@ class Polisher {
   }
 
   // Uses the memory left over where the objective gains most. False if that changes nothing.
-  bool use_room(Candidacy& plan) {
-    Candidacy fuller = plan;
+  bool use_room(IndexedPlan& plan) {
+    IndexedPlan fuller = plan;
     std::vector<int64_t> phases = phases_of(plan);
     const std::vector<double> prices(phases.size(), 1.0 / static_cast<double>(phases.size()));
     const Pricing& pricing = pricing_of(plan);
-    pricing.quicken(fuller.decision, phases, largest(phases) + spare(plan), prices);
+    pricing.improve(fuller.decision, phases, largest(phases) + spare(plan), prices);
     if (fuller.decision.choices == plan.decision.choices || !fits(fuller)) return false;
     plan = std::move(fuller);
     return true;
   }
 
   // Shrinks the plan where the objective loses least, or at random.
-  bool fit(Candidacy& plan) {
+  bool fit(IndexedPlan& plan) {
     int left = neighbours_.below(2) == 0 ? kShrinks : 0;
     while (left-- > 0 && !may_fit(plan) && neighbours_.shrink(plan)) continue;
     return repair(plan) || (neighbours_.shrink(plan) && repair(plan));
   }
 
   // Lowers the sum by what the plan's own peak is over; that peak may fall by less, so several times.
-  bool repair(Candidacy& plan) {
+  bool repair(IndexedPlan& plan) {
     for (int n = 0; n < kRepairs; ++n) {
       if (fits(plan)) return true;
       std::vector<int64_t> phases = phases_of(plan);
@@ -224,25 +224,25 @@ class Polisher {
     return *std::max_element(phases.begin(), phases.end());
   }
 
-  std::vector<int64_t> phases_of(const Candidacy& plan) const {
-    return phase_bytes(rehearsal_.model(), rehearsal_.request(), rehearsal_.kinds(), plan.decision,
+  std::vector<int64_t> phases_of(const IndexedPlan& plan) const {
+    return phase_bytes(evaluator_.model(), evaluator_.request(), evaluator_.classes(), plan.decision,
                        plan.batch);
   }
 
   // The objective's costs for the plan's batch and largest transient, which changes do not exceed. Cached,
   // since consecutive plans usually have the same batch and transient.
-  const Pricing& pricing_of(const Candidacy& plan) {
-    const int64_t transient = largest_transient(rehearsal_.kinds(), plan.decision);
+  const Pricing& pricing_of(const IndexedPlan& plan) {
+    const int64_t transient = largest_transient(evaluator_.classes(), plan.decision);
     const std::array key{plan.batch.size, plan.batch.accumulation, transient};
     if (!pricing_ || key != pricing_key_) {
-      pricing_.emplace(rehearsal_.model(), rehearsal_.request(), rehearsal_.kinds(), plan.batch, transient,
+      pricing_.emplace(evaluator_.model(), evaluator_.request(), evaluator_.classes(), plan.batch, transient,
                        false);
       pricing_key_ = key;
     }
     return *pricing_;
   }
 
-  Rehearsal& rehearsal_;
+  PlanEvaluator& evaluator_;
   const Spare& spare_;
   const double enough_ps_;
   const std::function<bool()>& ended_;
@@ -260,9 +260,9 @@ class Polisher {
 
 }  // namespace
 
-Polished polish(Rehearsal& rehearsal, const std::vector<Candidacy>& seeds, int64_t plays, const Spare& spare,
-                double enough_ps, const std::function<bool()>& over) {
-  Polisher polisher(rehearsal, plays, spare, enough_ps, over);
+Polished polish(PlanEvaluator& evaluator, const std::vector<IndexedPlan>& seeds, int64_t plays,
+                const Spare& spare, double enough_ps, const std::function<bool()>& over) {
+  Polisher polisher(evaluator, plays, spare, enough_ps, over);
   for (size_t n = 0; n < seeds.size(); ++n) polisher.add(seeds[n], n);
   return polisher.run();
 }

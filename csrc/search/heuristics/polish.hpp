@@ -19,7 +19,7 @@
 #include <functional>
 
 #include "search/branch/runners_up.hpp"
-#include "search/heuristics/rehearsal.hpp"
+#include "search/heuristics/plan_evaluator.hpp"
 
 namespace osdp::search {
 
@@ -30,12 +30,12 @@ struct Polished {
 };
 
 // Bytes by which the memory of a plan is below what it may be; negative if it is over. Expensive to evaluate.
-using Spare = std::function<int64_t(const Candidacy&)>;
+using Spare = std::function<int64_t(const IndexedPlan&)>;
 
 // Ties go to the earlier plan. At least the first seed is simulated, and all of them if `plays` suffices.
 // Ends early with a plan of at most `enough_ps` per sample, or once `over()`. Throws InvalidProblem if none
 // of the seeds fits, or if one is not a plan of this problem.
-Polished polish(Rehearsal& rehearsal, const std::vector<Candidacy>& seeds, int64_t plays, const Spare& spare,
-                double enough_ps = 0, const std::function<bool()>& over = {});
+Polished polish(PlanEvaluator& evaluator, const std::vector<IndexedPlan>& seeds, int64_t plays,
+                const Spare& spare, double enough_ps = 0, const std::function<bool()>& over = {});
 
 }  // namespace osdp::search

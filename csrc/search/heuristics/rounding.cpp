@@ -24,11 +24,11 @@ void BranchAndBound::round(const BranchNode& w) {
   for (int turn = 0; turn < kTurns && !watch_.stopped(); ++turn) {
     Decision decision;
     pricing.cheapest(prices, static_cast<double>(limit), decision);
-    std::vector<int64_t> phases = phase_bytes(model_, request_, kinds_, decision, w.lo);
+    std::vector<int64_t> phases = phase_bytes(model_, request_, classes_, decision, w.lo);
     watch_.spent(static_cast<int64_t>(200 * phases.size()));
     const auto worst = std::max_element(phases.begin(), phases.end());
     if (*worst <= limit) {
-      pricing.quicken(decision, phases, limit, prices);
+      pricing.improve(decision, phases, limit, prices);
       offer(decision, w.lo);
       return;
     }
@@ -39,15 +39,17 @@ void BranchAndBound::round(const BranchNode& w) {
 
 // Best-first branching may take long to reach a region small enough for rounding. After many regions without
 // a plan near the bound, one for the batch and transient that the relaxation prefers is constructed at once:
-// by rounding, or else by repair. The intervals between dives grow, so that they take little of the time.
-void BranchAndBound::dive(const BranchNode& w) {
-  if (any_ || best_.regions < next_dive_ || apart(w) < 0.02) return;
-  next_dive_ = 2 * best_.regions;
+// by rounding, or else by repair. The intervals between these calls grow, so that they take little of the
+// time.
+void BranchAndBound::round_and_repair(const BranchNode& w) {
+  if (any_ || best_.regions < next_rounding_ || apart(w) < 0.02) return;
+  next_rounding_ = 2 * best_.regions;
   BranchNode one = w;
   one.lo.size = one.hi.size = std::clamp(static_cast<int64_t>(w.mixture.size), w.lo.size, w.hi.size);
-  while (one.lean < one.large && static_cast<double>(kinds_.transients[one.lean]) < w.mixture.transient)
-    ++one.lean;
-  one.large = one.lean;
+  while (one.transient_lo < one.transient_hi &&
+         static_cast<double>(classes_.transients[one.transient_lo]) < w.mixture.transient)
+    ++one.transient_lo;
+  one.transient_hi = one.transient_lo;
   round(one);
   if (apart(w) < 0.02 || watch_.stopped()) return;
   const Pricing pricing = this->pricing(one);
@@ -57,9 +59,9 @@ void BranchAndBound::dive(const BranchNode& w) {
   pricing.cheapest(prices, static_cast<double>(room(one)), decision);
   if (fit(std::move(decision), one, pricing, prices) || !best_.feasible) return;
   one.lo = one.hi = best_.batch;  // the memory that the incumbent leaves may make it faster
-  one.large = 0;
-  while (kinds_.transients[one.large] < best_.transient_bytes) ++one.large;
-  one.lean = one.large;
+  one.transient_hi = 0;
+  while (classes_.transients[one.transient_hi] < best_.transient_bytes) ++one.transient_hi;
+  one.transient_lo = one.transient_hi;
   fit(best_.decision, one, this->pricing(one), prices);
 }
 
@@ -77,10 +79,10 @@ bool BranchAndBound::least_plan(const BranchNode& w, const std::vector<double>& 
 // cannot be repaired.
 bool BranchAndBound::fit(Decision decision, const BranchNode& w, const Pricing& pricing,
                          const std::vector<double>& prices) {
-  std::vector<int64_t> phases = phase_bytes(model_, request_, kinds_, decision, w.lo);
+  std::vector<int64_t> phases = phase_bytes(model_, request_, classes_, decision, w.lo);
   watch_.spent(static_cast<int64_t>(200 * phases.size()));
   if (!pricing.repair(decision, phases, room(w))) return false;
-  pricing.quicken(decision, phases, room(w), prices);
+  pricing.improve(decision, phases, room(w), prices);
   offer(decision, w.lo);
   return true;
 }

@@ -30,8 +30,8 @@ WayCost cost_of(const ChainResources& chain, const ChainResources::Segment& segm
     const size_t i = segment.first + p;
     const double here = prices.of(i, i + 1), from = prices.from(i), before = prices.before(i);
     const double inside = again ? prices.of(i, segment.end) : from;
-    cost.all += inside * static_cast<double>(chain.saved(segment.kind, p)) +
-                here * static_cast<double>(chain.work(segment.kind, p));
+    cost.all += inside * static_cast<double>(chain.saved(segment.cls, p)) +
+                here * static_cast<double>(chain.work(segment.cls, p));
     auto& extra = cost.extra.emplace_back();
     double least = std::numeric_limits<double>::infinity();
     for (const SlotOption& o : way.slots[p]) {
@@ -73,7 +73,7 @@ bool add_way(const ChainResources& chain, const ChainResources::Segment& segment
   start.after = way.in_flight;
   start.peak = -kLargestSum;
   for (size_t p = 0; p < way.slots.size(); ++p) {
-    const int64_t saved = chain.saved(segment.kind, p), work = chain.work(segment.kind, p);
+    const int64_t saved = chain.saved(segment.cls, p), work = chain.work(segment.cls, p);
     auto& extras = cost.extra[p];
     if (extras.empty()) extras.push_back({0, &kWithout});
     std::sort(extras.begin(), extras.end(),
@@ -124,7 +124,7 @@ PhasePrices::PhasePrices(const std::vector<double>& prices) : sums_(prices.size(
 double least_cost(const ChainResources& chain, const ChainResources::Segment& segment,
                   const PhasePrices& prices) {
   double least = std::numeric_limits<double>::infinity();
-  for (const Way& way : chain.ways(segment.kind)) {
+  for (const Way& way : chain.ways(segment.cls)) {
     least = std::min(least, cost_of(chain, segment, way, prices).all);
   }
   return least;
@@ -137,15 +137,14 @@ bool list_block_columns(const ChainResources& chain, const ChainResources::Segme
   columns.slots = segment.end - segment.first;
   std::vector<WayCost> costs;
   double least = std::numeric_limits<double>::infinity();
-  for (const Way& way : chain.ways(segment.kind)) {
+  for (const Way& way : chain.ways(segment.cls)) {
     costs.push_back(cost_of(chain, segment, way, prices));
     least = std::min(least, costs.back().all);
   }
   for (size_t w = 0; w < costs.size(); ++w) {
     const double left = allowance - (costs[w].all - least);
     if (left < 0) continue;
-    if (!add_way(chain, segment, chain.ways(segment.kind)[w], std::move(costs[w]), left, most, watch,
-                 columns))
+    if (!add_way(chain, segment, chain.ways(segment.cls)[w], std::move(costs[w]), left, most, watch, columns))
       return false;
   }
   std::sort(list.begin(), list.end(), [](const BlockColumn& a, const BlockColumn& b) {

@@ -41,7 +41,7 @@ struct Transient {
 class ChainResources {
  public:
   // `memory_alone`: all times are 0.
-  ChainResources(const Model& model, const Request& request, const Kinds& kinds, Batch batch,
+  ChainResources(const Model& model, const Request& request, const EquivalenceClasses& classes, Batch batch,
                  Transient transient, bool memory_alone = false);
 
   // False if a block's operators are not consecutive, which a chain cannot represent, or if some operator has
@@ -49,15 +49,15 @@ class ChainResources {
   bool possible() const { return possible_; }
 
   struct Segment {
-    size_t kind = 0, instance = 0;
+    size_t cls = 0, instance = 0;
     size_t first = 0, end = 0;  // range of operators
   };
 
   const std::vector<Segment>& segments() const { return segments_; }
-  const std::vector<Way>& ways(size_t kind) const { return ways_[kind]; }
-  int64_t saved(size_t kind, size_t slot) const { return saved_[kind][slot]; }
-  int64_t work(size_t kind, size_t slot) const { return work_[kind][slot]; }
-  size_t kinds() const { return ways_.size(); }
+  const std::vector<Way>& ways(size_t cls) const { return ways_[cls]; }
+  int64_t saved(size_t cls, size_t slot) const { return saved_[cls][slot]; }
+  int64_t work(size_t cls, size_t slot) const { return work_[cls][slot]; }
+  size_t classes() const { return ways_.size(); }
   size_t operators() const { return operators_; }
   int64_t fixed_ps() const { return fixed_ps_; }
   int64_t limit() const { return limit_; }        // net of `reserved`; may be negative
@@ -66,13 +66,13 @@ class ChainResources {
   Decision decide(const std::vector<Chosen>& chosen) const;  // by segment
 
  private:
-  const Kinds& kinds_;
+  const EquivalenceClasses& classes_;
   const size_t operators_, blocks_;
   bool possible_ = true;
   int64_t fixed_ps_ = 0, limit_ = 0, reserved_ = 0;
   std::vector<Segment> segments_;
-  std::vector<std::vector<Way>> ways_;              // by kind
-  std::vector<std::vector<int64_t>> saved_, work_;  // by kind and slot, bytes
+  std::vector<std::vector<Way>> ways_;              // by class
+  std::vector<std::vector<int64_t>> saved_, work_;  // by class and slot, bytes
 };
 
 }  // namespace osdp::search

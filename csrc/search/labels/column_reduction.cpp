@@ -78,7 +78,7 @@ void ColumnReduction::lower(int64_t most) {
 
 void ColumnReduction::shorten() {
   drop_dear();
-  if (hopeless_) return;
+  if (infeasible_) return;
   find_extremes();
   forget_harmless();
   find_extremes();
@@ -88,9 +88,9 @@ bool ColumnReduction::make_lists(Stopwatch& watch) {
   constexpr size_t kNone = ~size_t{0};
   const double allowance = static_cast<double>(most_) - bound_;
   const auto& segments = chain_->segments();
-  std::vector<size_t> last(chain_->kinds(), kNone);  // by kind: the list of its previous segment
+  std::vector<size_t> last(chain_->classes(), kNone);  // by class: the list of its previous segment
   for (size_t s = 0; s < segments.size(); ++s) {
-    size_t& at = last[segments[s].kind];
+    size_t& at = last[segments[s].cls];
     // Equal segments usually have no priced phase in or between them, so they have the same prices.
     if (at == kNone || prices_->of(segments[lists_[at].segment].first, segments[s].end) != 0) {
       auto columns = std::make_shared<BlockColumns>();
@@ -128,7 +128,7 @@ void ColumnReduction::drop_dear() {
   const double memory = prices_->all() * static_cast<double>(chain_->limit());
   const double left = find_costs() + 4 + 1e-12 * (static_cast<double>(most_) + 2 * memory);
   if (left < 0) {
-    hopeless_ = true;
+    infeasible_ = true;
     return;
   }
   for (List& list : lists_) {

@@ -33,7 +33,7 @@ class ColumnReduction {
   void lower(int64_t most);
 
   // No plan is fast enough; valid after make() and lower().
-  bool hopeless() const { return hopeless_; }
+  bool infeasible() const { return infeasible_; }
   size_t size() const { return chain_->segments().size(); }
   // Equal segments at equal prices share a list, provided that the same ones of their amounts matter.
   size_t lists() const { return lists_.size(); }
@@ -72,7 +72,7 @@ class ColumnReduction {
   const PhasePrices* prices_ = nullptr;
   double bound_ = 0;
   int64_t most_ = 0;
-  bool hopeless_ = false;
+  bool infeasible_ = false;
   std::vector<List> lists_;
   std::vector<uint32_t> list_of_;  // by segment
   std::vector<Extremes> until_, from_;

@@ -209,13 +209,13 @@ LabelSetting::Progress LabelSetting::price_peak(Near& near, size_t longest, Stop
   for (;;) {
     if (watch.spent() || !narrow(near, time, watch)) return Progress::Stopped;
     int64_t enough = near.time;
-    const bool listed = near.reduction.hopeless() || bound_peak(near, allowed, 4, enough, watch);
+    const bool listed = near.reduction.infeasible() || bound_peak(near, allowed, 4, enough, watch);
     if (watch.stopped()) return Progress::Stopped;
     if (!listed) {
       if (near.time == static_cast<int64_t>(highest) && allowed >= longest) return Progress::Stopped;
       highest = static_cast<double>(near.time);
     } else {
-      double bound = near.reduction.hopeless() ? PeakBound::kNothing : lowest;
+      double bound = near.reduction.infeasible() ? PeakBound::kNothing : lowest;
       for (const PeakBound& b : near.bounds) bound = std::max(bound, b.bound());
       const bool some = bound <= static_cast<double>(enough) * (1 + 1e-12) + 4;
       if (enough < near.time) near.most = enough;  // a plan of this time is known
@@ -291,14 +291,14 @@ LabelSettingResult LabelSetting::search(int64_t most_ps, size_t longest, Stopwat
     found.complete = false;  // up to this target
     if (target > near.time) {
       if (!narrow(near, target, watch)) return found;
-      if (!near.reduction.hopeless() && !bound_peak(near, longest, 1, enough, watch)) return found;
+      if (!near.reduction.infeasible() && !bound_peak(near, longest, 1, enough, watch)) return found;
     }
-    if (!near.reduction.hopeless() && most_nodes > kMany && near.bounds.size() == 1) {
+    if (!near.reduction.infeasible() && most_nodes > kMany && near.bounds.size() == 1) {
       PeakBound& b = near.bounds.emplace_back();
       const PhasePrices prices = prices_.times(kCheaper * scale_);
       if (!b.make(chain_, near.reduction, prices, enough, longest, watch)) near.bounds.pop_back();
     }
-    if (!near.reduction.hopeless()) {
+    if (!near.reduction.infeasible()) {
       const int64_t nodes = found.nodes;
       found = Growth(chain_, near.reduction, near.bounds, enough, watch).run(longest);
       most_nodes = std::max(most_nodes, found.nodes);

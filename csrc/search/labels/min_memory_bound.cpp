@@ -27,25 +27,27 @@ constexpr int kTurns = 6;
 // The game for one batch and an interval of largest transients. (Plans with a smaller transient belong to
 // other parts, with a smaller reserve.)
 struct Part {
-  Part(const Model& model, const Request& request, const Kinds& kinds, Batch b, size_t first, size_t last)
+  Part(const Model& model, const Request& request, const EquivalenceClasses& classes, Batch b, size_t first,
+       size_t last)
       : batch(b),
-        lean(first),
-        large(last),
-        transient(kinds.transients[large]),
-        reserve(request.reserve_bytes(kinds.transients[lean])),
+        transient_lo(first),
+        transient_hi(last),
+        transient(classes.transients[transient_hi]),
+        reserve(request.reserve_bytes(classes.transients[transient_lo])),
         bound(reserve),
-        pricing(model, request, kinds, b, transient, true),
+        pricing(model, request, classes, b, transient, true),
         weights(pricing.phases(), 0) {
     weights.back() = 1;
   }
 
-  void play(const Model& model, const Request& request, const Kinds& kinds, MinMemory& best) {
+  void play(const Model& model, const Request& request, const EquivalenceClasses& classes, MinMemory& best) {
     Decision decision;
     const int128 average = (pricing.least(weights, decision) + turn - 1) / turn + reserve;
     bound = std::max(bound, static_cast<int64_t>(std::min<int128>(average, kLargestSum)));
-    const auto phases = phase_bytes(model, request, kinds, decision, batch);
+    const auto phases = phase_bytes(model, request, classes, decision, batch);
     const auto worst = std::max_element(phases.begin(), phases.end());
-    const int64_t room = lean == large ? reserve : request.reserve_bytes(largest_transient(kinds, decision));
+    const int64_t room =
+        transient_lo == transient_hi ? reserve : request.reserve_bytes(largest_transient(classes, decision));
     const int64_t peak = std::min(kLargestSum, *worst + room);
     if (peak < best.peak_bytes) {
       best.peak_bytes = peak;
@@ -57,9 +59,9 @@ struct Part {
   }
   // Solves the part exactly if that succeeds: then the bound is the least peak, or not below the best known
   // one.
-  void settle(const Model& model, const Request& request, const Kinds& kinds, MinMemory& best,
+  void settle(const Model& model, const Request& request, const EquivalenceClasses& classes, MinMemory& best,
               Stopwatch& watch) {
-    const ChainResources chain(model, request, kinds, batch, transient, true);
+    const ChainResources chain(model, request, classes, batch, transient, true);
     if (!chain.possible()) return;
     const MinPeak least = min_peak(chain, best.peak_bytes - chain.reserved(), watch);
     if (!least.complete) return;
@@ -72,7 +74,7 @@ struct Part {
   int64_t work() const { return static_cast<int64_t>(50 * weights.size()); }
 
   Batch batch;
-  size_t lean, large;  // range of transients, as indices
+  size_t transient_lo, transient_hi;  // range of transients, as indices
   int64_t transient, reserve, bound;
   int turn = 1;  // equals the sum of all weights
   Pricing pricing;
@@ -80,12 +82,12 @@ struct Part {
 };
 
 // The bands of transients; those in which every operator can be sharded come first.
-std::vector<size_t> band_order(const Kinds& kinds, const Bands& bands) {
+std::vector<size_t> band_order(const EquivalenceClasses& classes, const Bands& bands) {
   int64_t enough = 0;
-  for (const Kind& kind : kinds.kinds) {
-    for (const Slot& slot : kind.slots) {
+  for (const EquivalenceClass& cls : classes.classes) {
+    for (const Slot& slot : cls.slots) {
       int64_t least = kLargestSum;
-      for (const Candidate& c : slot.candidates[static_cast<int>(kind.ways[0])]) {
+      for (const Candidate& c : slot.candidates[static_cast<int>(cls.ways[0])]) {
         if (c.mode != Mode::NoShard) least = std::min(least, c.transient_bytes);
       }
       if (least < kLargestSum) enough = std::max(enough, least);
@@ -94,25 +96,25 @@ std::vector<size_t> band_order(const Kinds& kinds, const Bands& bands) {
   std::vector<size_t> order(bands.count());
   std::iota(order.begin(), order.end(), 0);
   std::stable_partition(order.begin(), order.end(),
-                        [&](size_t band) { return kinds.transients[bands.last(band)] >= enough; });
+                        [&](size_t band) { return classes.transients[bands.last(band)] >= enough; });
   return order;
 }
 
 }  // namespace
 
-MinMemory min_memory(const Model& model, const Request& request, const Kinds& kinds, int64_t enough_bytes,
-                     Stopwatch& watch) {
+MinMemory min_memory(const Model& model, const Request& request, const EquivalenceClasses& classes,
+                     int64_t enough_bytes, Stopwatch& watch) {
   MinMemory best;
   best.peak_bytes = kLargestSum;
   std::deque<Part> parts;
-  const auto begin = [&](const Batch& batch, size_t lean, size_t large) {
-    parts.emplace_back(model, request, kinds, batch, lean, large);
+  const auto begin = [&](const Batch& batch, size_t transient_lo, size_t transient_hi) {
+    parts.emplace_back(model, request, classes, batch, transient_lo, transient_hi);
     if (parts.back().pricing.possible()) return true;
     parts.pop_back();
     return false;
   };
   const auto play = [&](Part& part) {  // true: stop
-    part.play(model, request, kinds, best);
+    part.play(model, request, classes, best);
     return best.peak_bytes <= enough_bytes || watch.spent(part.work());
   };
   const auto play_on = [&](Part& part, int turns) {
@@ -121,8 +123,8 @@ MinMemory min_memory(const Model& model, const Request& request, const Kinds& ki
     }
     return false;
   };
-  const Bands bands{0, kinds.transients.size() - 1};
-  const std::vector<size_t> in_order = band_order(kinds, bands);
+  const Bands bands{0, classes.transients.size() - 1};
+  const std::vector<size_t> in_order = band_order(classes, bands);
   for (const auto& [batch, _] : request.ranges()) {  // the smallest batch of a range needs the least
     for (size_t band : in_order) {
       if (begin(batch, bands.first(band), bands.last(band)) && play(parts.back())) return best;
@@ -141,14 +143,14 @@ MinMemory min_memory(const Model& model, const Request& request, const Kinds& ki
   for (size_t i = 0; i < parts.size(); ++i) {  // split or solve what is still open
     Part& part = parts[i];
     if (part.bound >= best.peak_bytes || watch.spent(part.work())) continue;
-    if (part.lean < part.large) {
-      const size_t middle = part.lean + (part.large - part.lean) / 2;
-      if (begin(part.batch, part.lean, middle) && play_on(parts.back(), kTurns)) return best;
-      if (begin(part.batch, middle + 1, part.large) && play_on(parts.back(), kTurns)) return best;
+    if (part.transient_lo < part.transient_hi) {
+      const size_t middle = part.transient_lo + (part.transient_hi - part.transient_lo) / 2;
+      if (begin(part.batch, part.transient_lo, middle) && play_on(parts.back(), kTurns)) return best;
+      if (begin(part.batch, middle + 1, part.transient_hi) && play_on(parts.back(), kTurns)) return best;
       part.bound = kLargestSum;  // replaced by its two halves
       continue;
     }
-    part.settle(model, request, kinds, best, watch);
+    part.settle(model, request, classes, best, watch);
     if (best.peak_bytes <= enough_bytes) return best;
   }
   best.bound_bytes = best.peak_bytes;

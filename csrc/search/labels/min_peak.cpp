@@ -33,9 +33,9 @@ MinPeak min_peak(const ChainResources& chain, int64_t below, Stopwatch& watch) {
   MinPeak least;
   const size_t n = chain.segments().size();
   const PhasePrices none(std::vector<double>(chain.operators(), 0));
-  std::vector<BlockColumns> lists(chain.kinds());
+  std::vector<BlockColumns> lists(chain.classes());
   for (const auto& segment : chain.segments()) {
-    BlockColumns& list = lists[segment.kind];
+    BlockColumns& list = lists[segment.cls];
     if (!list.list.empty()) continue;
     if (!list_block_columns(chain, segment, none, std::numeric_limits<double>::infinity(), kMostColumns,
                             watch, list))
@@ -45,7 +45,7 @@ MinPeak min_peak(const ChainResources& chain, int64_t below, Stopwatch& watch) {
   std::vector<int64_t> after(n + 1, 0), peak(n + 1, -kLargestSum);
   for (size_t s = n; s-- > 0;) {
     int64_t a = std::numeric_limits<int64_t>::max(), b = a, p = a;
-    for (const BlockColumn& t : lists[chain.segments()[s].kind].list) {
+    for (const BlockColumn& t : lists[chain.segments()[s].cls].list) {
       a = std::min(a, t.after), b = std::min(b, t.before), p = std::min(p, t.peak);
     }
     after[s] = after[s + 1] + a;
@@ -53,7 +53,7 @@ MinPeak min_peak(const ChainResources& chain, int64_t below, Stopwatch& watch) {
   }
   std::vector<std::vector<Part>> parts(1, {{0, -kLargestSum, 0, 0}});
   for (size_t s = 0; s < n; ++s) {
-    const auto& list = lists[chain.segments()[s].kind].list;
+    const auto& list = lists[chain.segments()[s].cls].list;
     std::vector<Part> next;
     for (size_t i = 0; i < parts[s].size(); ++i) {
       const Part& x = parts[s][i];
@@ -77,7 +77,7 @@ MinPeak min_peak(const ChainResources& chain, int64_t below, Stopwatch& watch) {
   least.peak_bytes = parts[n][at].peak;
   std::vector<Chosen> chosen(n);
   for (size_t s = n; s-- > 0;) {
-    chosen[s] = lists[chain.segments()[s].kind].chosen(parts[s + 1][at].item);
+    chosen[s] = lists[chain.segments()[s].cls].chosen(parts[s + 1][at].item);
     at = parts[s + 1][at].parent;
   }
   least.decision = chain.decide(chosen);

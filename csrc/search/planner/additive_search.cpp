@@ -1,6 +1,6 @@
 #include "search/planner/additive_search.hpp"
 
-#include "search/heuristics/rehearsal.hpp"
+#include "search/heuristics/plan_evaluator.hpp"
 
 namespace osdp::search {
 
@@ -10,8 +10,8 @@ Answer additive_optimum(Searches& searches, Request problem, double gap) {
   Answer a;
   a.limit_bytes = problem.limit_bytes, a.smallest_limit_bytes = found.smallest_limit_bytes;
   if (!found.feasible) return a;
-  Rehearsal own(problem, searches.planner().player(), problem.limit_bytes);
-  const Candidacy plan = candidacy(found_of(found));
+  PlanEvaluator own(problem, searches.planner().player(), problem.limit_bytes);
+  const IndexedPlan plan = indexed_plan(found_of(found));
   a.feasible = true, a.plan = own.plain(plan), a.peak_bytes = own.largest_peak_bytes(plan);
   if (problem.paper()) {
     a.played.step_ps = found.step_ps;

@@ -28,23 +28,23 @@ std::vector<Request> parts_of(const Request& request) {
 
 }  // namespace
 
-Candidacy in_whole_space(const Rehearsal& rehearsal, const PlainPlan& plan) {
-  Candidacy found{plan.batch, {std::vector<int>(plan.choices.size(), -1), plan.blocks}};
+IndexedPlan in_whole_space(const PlanEvaluator& evaluator, const PlainPlan& plan) {
+  IndexedPlan found{plan.batch, {std::vector<int>(plan.choices.size(), -1), plan.blocks}};
   for (size_t i = 0; i < plan.choices.size(); ++i) {
     const int op = static_cast<int>(i);
-    const auto& list = rehearsal.candidates(op, rehearsal.way_of(op, found.decision));
+    const auto& list = evaluator.candidates(op, evaluator.way_of(op, found.decision));
     const auto at = std::find_if(list.begin(), list.end(), [&](const Candidate& c) {
       return PlainPlan::Choice{c.mode, c.granularity, c.sharded_slices, c.split} == plan.choices[i];
     });
     if (at != list.end()) found.decision.choices[i] = static_cast<int>(at - list.begin());
   }
-  rehearsal.check(found);
+  evaluator.check(found);
   return found;
 }
 
 LeastPeak least_peak(Searches& searches, const Request& problem) {
   const PlanPlayer& player = searches.planner().player();
-  Rehearsal all(problem, player, 0);
+  PlanEvaluator all(problem, player, 0);
   LeastPeak least;
   Request smallest = searches.with_least_reserve(problem);
   if (smallest.batches.empty()) smallest.batches = {{1, 1}};
@@ -55,8 +55,8 @@ LeastPeak least_peak(Searches& searches, const Request& problem) {
     if (part.limit_bytes == 0) continue;
     const Schedule found = searches.run(part);
     if (!found.feasible) continue;
-    Rehearsal own(part, player, 0);
-    const Candidacy plan = in_whole_space(all, own.plain(candidacy(found_of(found))));
+    PlanEvaluator own(part, player, 0);
+    const IndexedPlan plan = in_whole_space(all, own.plain(indexed_plan(found_of(found))));
     const int64_t peak = all.largest_peak_bytes(plan);
     if (!least.found || peak < least.largest_peak_bytes) least = {true, plan, peak};
   }

@@ -13,8 +13,8 @@
 
 namespace osdp::search {
 
-// The decision, in the lists of `rehearsal`, for a plan of a part.
-Candidacy in_whole_space(const Rehearsal& rehearsal, const PlainPlan& plan);
+// The decision, in the lists of `evaluator`, for a plan of a part.
+IndexedPlan in_whole_space(const PlanEvaluator& evaluator, const PlainPlan& plan);
 
 // Of the problem's batches; with no batches given, of one sample.
 LeastPeak least_peak(Searches& searches, const Request& problem);

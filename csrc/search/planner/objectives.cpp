@@ -104,7 +104,7 @@ Answer Planner::any_plan(const Wish& wish, const Interrupted& interrupted) const
   Answer a;
   a.limit_bytes = wish.limit_bytes;
   if (!keeps(least)) return a;
-  Rehearsal own(problem, player_, PeakLimit(wish.limit_bytes).most_bytes());
+  PlanEvaluator own(problem, player_, PeakLimit(wish.limit_bytes).most_bytes());
   a.feasible = true, a.plan = own.plain(least.plan), a.played = own.play(least.plan);
   a.peak_bytes = own.largest_peak_bytes(least.plan);
   return a;

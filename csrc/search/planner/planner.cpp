@@ -63,7 +63,7 @@ std::vector<Members> Planner::units(const PlainPlan& plan) const {
 
 PlayedStep Planner::play(const PlainPlan& plan) const {
   if (!request_.paper()) return player_.play(player_.step(plan, units(plan)));
-  Rehearsal own(request_, player_, 0);
+  PlanEvaluator own(request_, player_, 0);
   PlayedStep paper;
   paper.step_ps = own.objective_ps(in_whole_space(own, plan));
   return paper;
@@ -71,7 +71,7 @@ PlayedStep Planner::play(const PlainPlan& plan) const {
 
 int64_t Planner::largest_peak(const PlainPlan& plan) const {
   if (!request_.paper()) return player_.largest_peak(player_.step(plan, units(plan)));
-  Rehearsal own(request_, player_, 0);
+  PlanEvaluator own(request_, player_, 0);
   return own.peak_bytes(in_whole_space(own, plan));
 }
 

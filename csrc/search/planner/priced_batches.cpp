@@ -14,11 +14,11 @@ constexpr double kHighEnough = 1 - 1e-7;  // of the search's bound
 class BatchPrices {
  public:
   BatchPrices(const Model& model, const Request& request, std::vector<int> rows)
-      : request_(request), kinds_(find_kinds(model, request)), rows_(std::move(rows)) {}
+      : request_(request), classes_(find_equivalence_classes(model, request)), rows_(std::move(rows)) {}
 
   // Until no part is below `enough` ps per sample.
   std::vector<PricedBatches> find(double enough, const std::function<bool()>& over) {
-    if (request_.batches.empty()) parts_.push_back(bounded({1, 1}, {kinds_.most_batch, 1}, {}, enough));
+    if (request_.batches.empty()) parts_.push_back(bounded({1, 1}, {classes_.most_batch, 1}, {}, enough));
     for (const Batch& b : request_.batches) parts_.push_back(bounded(b, b, {}, enough));
     while (parts_.size() < kMostParts && !over()) {
       const auto lowest = std::min_element(parts_.begin(), parts_.end(),
@@ -51,15 +51,15 @@ class BatchPrices {
   struct Pool {
     ColumnPool pool;
     Cheapest cheapest;
-    Pool(const Kinds& kinds, const std::vector<int>& rows, int64_t accumulation)
-        : pool(make_column_pool(kinds, rows, accumulation)), cheapest(pool, kinds.transients) {}
+    Pool(const EquivalenceClasses& classes, const std::vector<int>& rows, int64_t accumulation)
+        : pool(make_column_pool(classes, rows, accumulation)), cheapest(pool, classes.transients) {}
   };
 
   Part bounded(Batch least, Batch most, const Prices& guess, double enough) {
-    Pool& p = pools_.try_emplace(most.accumulation, kinds_, rows_, most.accumulation).first->second;
-    const Region region{least, most, 0, kinds_.transients.size() - 1, everything(p.pool)};
+    Pool& p = pools_.try_emplace(most.accumulation, classes_, rows_, most.accumulation).first->second;
+    const Region region{least, most, 0, classes_.transients.size() - 1, everything(p.pool)};
     const auto samples = static_cast<double>(most.samples());
-    const Bounded b = relax(kinds_, p.pool, request_, region, p.cheapest, guess, enough * samples);
+    const Bounded b = relax(classes_, p.pool, request_, region, p.cheapest, guess, enough * samples);
     Part part{least, most, (b.time - b.error) / samples, b.mixture.size, b.prices};
     if (!b.feasible) exceed(part, guess, p, region, enough);
     return part;
@@ -68,7 +68,7 @@ class BatchPrices {
   // Where no plan of these batches fits: prices at which the cheapest one exceeds the bound, if those guessed
   // are high enough, or that of one row alone.
   void exceed(Part& part, const Prices& guess, Pool& p, const Region& region, double enough) {
-    Evaluator evaluate(kinds_, p.pool, request_, region, p.cheapest);
+    Evaluator evaluate(classes_, p.pool, request_, region, p.cheapest);
     part.bound = 0;
     const auto consider = [&](const Prices& direction) {
       Point point;
@@ -91,7 +91,7 @@ class BatchPrices {
   }
 
   const Request& request_;
-  const Kinds kinds_;
+  const EquivalenceClasses classes_;
   const std::vector<int> rows_;
   std::map<int64_t, Pool> pools_;  // by accumulation
   std::vector<Part> parts_;

@@ -4,7 +4,7 @@
 #include <optional>
 #include <utility>
 
-#include "search/heuristics/rehearsal.hpp"
+#include "search/heuristics/plan_evaluator.hpp"
 #include "search/planner/planner.hpp"
 
 namespace osdp::search {
@@ -14,7 +14,7 @@ inline constexpr double kAnyPlan = 1e18;  // a gap at which any plan ends a sear
 // The plan with the smallest largest peak that is known: planner/least_peak.hpp.
 struct LeastPeak {
   bool found = false;
-  Candidacy plan;
+  IndexedPlan plan;
   int64_t largest_peak_bytes = 0;
 };
 

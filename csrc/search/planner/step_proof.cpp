@@ -131,13 +131,13 @@ std::vector<StepProver::Line> StepProver::pairs_of(const Found& plan, const Corn
   if (pairs.empty()) return lines;
   const Model& model = searches_.planner().model();
   std::vector<bool> whole(model.operators.size());
-  for (const Kind& kind : corners[0].kinds) {
-    for (size_t n = 0; n < kind.instances.size(); ++n) {
-      const Recompute way = kind.block ? plan.decision.ways[kind.blocks[n]] : Recompute::None;
-      for (size_t slot = 0; slot < kind.slots.size(); ++slot) {
-        const int i = kind.instances[n][slot], choice = plan.decision.choices[i];
+  for (const EquivalenceClass& cls : corners[0].classes) {
+    for (size_t n = 0; n < cls.instances.size(); ++n) {
+      const Recompute way = cls.block ? plan.decision.ways[cls.blocks[n]] : Recompute::None;
+      for (size_t slot = 0; slot < cls.slots.size(); ++slot) {
+        const int i = cls.instances[n][slot], choice = plan.decision.choices[i];
         if (choice < 0) continue;
-        const Candidate& c = kind.slots[slot].candidates[static_cast<int>(way)][choice];
+        const Candidate& c = cls.slots[slot].candidates[static_cast<int>(way)][choice];
         whole[i] = c.granularity == 1 && traits(c.mode).sharded && !traits(c.mode).kept;
       }
     }
@@ -233,8 +233,8 @@ StepProver::Range StepProver::bounded(GatherRange gather, BatchSizes sizes, cons
     if (round == 0) {
       constexpr StepShares kCorners[] = {{0, 0}, {kWhole, 0}, {0, kWhole}};
       for (size_t c = 0; c < corners.size(); ++c)
-        corners[c] = find_kinds(searches_.planner().model(),
-                                bound_request(problem_, kCorners[c], limit_bytes_, gather));
+        corners[c] = find_equivalence_classes(searches_.planner().model(),
+                                              bound_request(problem_, kCorners[c], limit_bytes_, gather));
       if (problem_.batches.empty()) range.sizes.most = std::min(range.sizes.most, corners[0].most_batch);
     }
     std::vector<Found> near{found_of(found)};

@@ -89,7 +89,7 @@ class StepProver {
     std::vector<Line> pairs;
     Line with(const std::vector<PairWeight>& weights) const;
   };
-  using Corners = std::array<Kinds, 3>;  // costs with shares (0, 0), (1, 0) and (0, 1)
+  using Corners = std::array<EquivalenceClasses, 3>;  // costs with shares (0, 0), (1, 0) and (0, 1)
 
   // Bounds the plans with a budget and a batch in these ranges, beginning with the shares, weights and bound
   // of another range; ends when that is at least `enough`.

@@ -20,7 +20,7 @@ constexpr size_t kPolished = 6;  // plans that local search begins with
 constexpr int64_t kFewestPlays = 32, kMostPlays = 1000;
 
 struct Seed {
-  Candidacy plan;
+  IndexedPlan plan;
   PlayedStep played;
   int64_t spare_bytes = 0;  // of its largest peak; negative: over the limit
   bool faster_than(const Seed& o) const {
@@ -49,8 +49,8 @@ class StepSearch {
     if (!fits()) return {};
     Answer a;
     a.feasible = true, a.proof = prover_.proof();
-    a.plan = rehearsal_->plain(seeds_.front().plan), a.played = seeds_.front().played;
-    a.peak_bytes = rehearsal_->largest_peak_bytes(seeds_.front().plan);
+    a.plan = evaluator_->plain(seeds_.front().plan), a.played = seeds_.front().played;
+    a.peak_bytes = evaluator_->largest_peak_bytes(seeds_.front().plan);
     return a;
   }
 
@@ -75,7 +75,7 @@ class StepSearch {
     weighed_.emplace(problem_);
     weighed_->space.shares = prover_.shares();
     weighed_->space.every_latency = true;
-    rehearsal_.emplace(*weighed_, searches_.planner().player(), limit_.most_bytes());
+    evaluator_.emplace(*weighed_, searches_.planner().player(), limit_.most_bytes());
     consider_proven();
     if (!done()) sharpen();
     if (!done()) lower_limits();
@@ -109,8 +109,8 @@ class StepSearch {
 
   // Simulates a plan. Keeps seeds sorted: those that fit, fastest first, then the others. Returns the memory
   // that it leaves.
-  int64_t consider(const Candidacy& plan) {
-    Rehearsal& own = *rehearsal_;
+  int64_t consider(const IndexedPlan& plan) {
+    PlanEvaluator& own = *evaluator_;
     for (const Seed& s : seeds_)
       if (s.plan == plan) return s.spare_bytes;
     Seed seed{plan, own.play(plan), limit_.spare(own.largest_peak_bytes(plan))};
@@ -123,13 +123,13 @@ class StepSearch {
   }
   int64_t consider(const Schedule& found) {
     if (!found.feasible) return 0;
-    const int64_t left = consider(candidacy(found_of(found)));
-    for (const Found& plan : found.runners_up) consider(candidacy(plan));
+    const int64_t left = consider(indexed_plan(found_of(found)));
+    for (const Found& plan : found.runners_up) consider(indexed_plan(plan));
     return left;
   }
 
   void consider_proven() {
-    for (; proven_ < prover_.plans().size(); ++proven_) consider(candidacy(prover_.plans()[proven_]));
+    for (; proven_ < prover_.plans().size(); ++proven_) consider(indexed_plan(prover_.plans()[proven_]));
   }
 
   // Raises the bound by dividing the plans into ranges of budgets; their minima are more plans.
@@ -178,28 +178,28 @@ class StepSearch {
   void consider_part() {
     StepSearch& part = *part_->search;
     for (size_t n = 0; n < std::min(kPolished, part.seeds_.size()); ++n) {
-      consider(in_whole_space(*rehearsal_, part.rehearsal_->plain(part.seeds_[n].plan)));
+      consider(in_whole_space(*evaluator_, part.evaluator_->plain(part.seeds_[n].plan)));
     }
   }
 
   void improve() {
-    Rehearsal& own = *rehearsal_;
+    PlanEvaluator& own = *evaluator_;
     const auto operators = static_cast<int64_t>(own.model().operators.size());
     const int64_t plays = std::clamp(searches_.wish().played_operators / std::max<int64_t>(1, operators),
                                      kFewestPlays, kMostPlays);
-    std::vector<Candidacy> seeds;
+    std::vector<IndexedPlan> seeds;
     for (const bool others : {false, true}) {  // first the fastest of each batch
       for (const Seed& s : seeds_) {
-        const auto same = [&](const Candidacy& plan) {
+        const auto same = [&](const IndexedPlan& plan) {
           return others ? plan == s.plan : plan.batch == s.plan.batch;
         };
         if (seeds.size() < kPolished && std::none_of(seeds.begin(), seeds.end(), same))
           seeds.push_back(s.plan);
       }
     }
-    const auto left = [&](const Candidacy& plan) { return limit_.spare(own.largest_peak_bytes(plan)); };
+    const auto left = [&](const IndexedPlan& plan) { return limit_.spare(own.largest_peak_bytes(plan)); };
     const auto over = [&] { return searches_.over(); };
-    consider(candidacy(polish(own, seeds, plays, left, enough_ps(), over).plan));
+    consider(indexed_plan(polish(own, seeds, plays, left, enough_ps(), over).plan));
   }
 
   Searches& searches_;
@@ -209,7 +209,7 @@ class StepSearch {
   StepProver prover_;
   size_t proven_ = 0;               // number of the prover's plans that were considered
   std::optional<Request> weighed_;  // the problem, with the shares that were proven
-  std::optional<Rehearsal> rehearsal_;
+  std::optional<PlanEvaluator> evaluator_;
   std::vector<Seed> seeds_;
   std::unique_ptr<Part> part_;
 };

@@ -19,11 +19,12 @@ int relation_of(int row, const std::vector<int>& operators) {
 
 }  // namespace
 
-std::vector<SymmetryClass> make_symmetry_classes(const Kinds& kinds, const std::vector<int>& rows) {
+std::vector<SymmetryClass> make_symmetry_classes(const EquivalenceClasses& classes,
+                                                 const std::vector<int>& rows) {
   std::vector<SymmetryClass> groups;
-  for (size_t k = 0; k < kinds.kinds.size(); ++k) {
+  for (size_t k = 0; k < classes.classes.size(); ++k) {
     std::map<std::vector<int>, size_t> known;
-    const auto& instances = kinds.kinds[k].instances;
+    const auto& instances = classes.classes[k].instances;
     for (size_t n = 0; n < instances.size(); ++n) {
       std::vector<int> relation;
       for (int row : rows) relation.push_back(relation_of(row, instances[n]));
@@ -35,67 +36,67 @@ std::vector<SymmetryClass> make_symmetry_classes(const Kinds& kinds, const std::
   return groups;
 }
 
-Linear kept_in(int relation, const Kind& kind, Recompute way) {
+Linear kept_in(int relation, const EquivalenceClass& cls, Recompute way) {
   Linear kept;
-  if (kind.block) kept = kind.in_flight[static_cast<int>(way)];
+  if (cls.block) kept = cls.in_flight[static_cast<int>(way)];
   if (relation == kOver) return kept;
-  if (way != Recompute::None) kept.per_sample += kind.input_bytes_per_sample;
+  if (way != Recompute::None) kept.per_sample += cls.input_bytes_per_sample;
   if (way != Recompute::None && relation == kToCome) return kept;
-  for (int p = 0; p < static_cast<int>(kind.slots.size()); ++p) {
+  for (int p = 0; p < static_cast<int>(cls.slots.size()); ++p) {
     if (relation >= 0 && p > slot_of(relation)) break;
-    kept.fixed += kind.slots[p].saved.fixed;
-    kept.per_sample += kind.slots[p].saved.per_sample;
+    kept.fixed += cls.slots[p].saved.fixed;
+    kept.per_sample += cls.slots[p].saved.per_sample;
     if (relation != inside(p, true)) continue;
-    kept.fixed += kind.slots[p].work.fixed;
-    kept.per_sample += kind.slots[p].work.per_sample;
+    kept.fixed += cls.slots[p].work.fixed;
+    kept.per_sample += cls.slots[p].work.per_sample;
   }
   return kept;
 }
 
-int64_t largest_transient(const Kinds& kinds, const Decision& decision) {
+int64_t largest_transient(const EquivalenceClasses& classes, const Decision& decision) {
   int64_t most = 0;
-  for (const Kind& kind : kinds.kinds) {
-    for (size_t m = 0; m < kind.instances.size(); ++m) {
-      const Recompute way = kind.block ? decision.ways[kind.blocks[m]] : Recompute::None;
-      for (size_t p = 0; p < kind.slots.size(); ++p) {
-        const int choice = decision.choices[kind.instances[m][p]];
+  for (const EquivalenceClass& cls : classes.classes) {
+    for (size_t m = 0; m < cls.instances.size(); ++m) {
+      const Recompute way = cls.block ? decision.ways[cls.blocks[m]] : Recompute::None;
+      for (size_t p = 0; p < cls.slots.size(); ++p) {
+        const int choice = decision.choices[cls.instances[m][p]];
         if (choice < 0) continue;
-        most = std::max(most, kind.slots[p].candidates[static_cast<int>(way)][choice].transient_bytes);
+        most = std::max(most, cls.slots[p].candidates[static_cast<int>(way)][choice].transient_bytes);
       }
     }
   }
   return most;
 }
 
-std::vector<int64_t> phase_bytes(const Model& model, const Request& request, const Kinds& kinds,
-                                 const Decision& decision, Batch batch) {
+std::vector<int64_t> phase_bytes(const Model& model, const Request& request,
+                                 const EquivalenceClasses& classes, const Decision& decision, Batch batch) {
   const size_t n = model.operators.size();
   const bool accumulates = batch.accumulation > 1;
   // Per operator: memory before and after its backward, in its own phase only, and of its block's
   // recomputation.
   std::vector<int64_t> before(n), after(n), own(n), extra(n);
-  int128 sum = kinds.held_bytes(batch), kept = 0;
+  int128 sum = classes.held_bytes(batch), kept = 0;
   const auto narrow = [](int128 v) { return static_cast<int64_t>(std::min<int128>(v, kLargestSum)); };
-  for (const Kind& kind : kinds.kinds) {
-    for (size_t m = 0; m < kind.instances.size(); ++m) {
-      const auto& operators = kind.instances[m];
-      const Recompute way = kind.block ? decision.ways[kind.blocks[m]] : Recompute::None;
-      if (kind.block) {
-        const int64_t others = kind.in_flight[static_cast<int>(way)](batch.size);
+  for (const EquivalenceClass& cls : classes.classes) {
+    for (size_t m = 0; m < cls.instances.size(); ++m) {
+      const auto& operators = cls.instances[m];
+      const Recompute way = cls.block ? decision.ways[cls.blocks[m]] : Recompute::None;
+      if (cls.block) {
+        const int64_t others = cls.in_flight[static_cast<int>(way)](batch.size);
         before[operators.front()] += others, after[operators.front()] += others;
       }
       if (way != Recompute::None) {
-        before[operators.front()] += Linear{0, kind.input_bytes_per_sample}(batch.size);
+        before[operators.front()] += Linear{0, cls.input_bytes_per_sample}(batch.size);
       }
       int64_t again = 0;  // what recomputation of the block has restored, up to slot p
       for (size_t p = 0; p < operators.size(); ++p) {
         const int i = operators[p];
-        const int64_t saved = kind.slots[p].saved(batch.size);
-        own[i] = kind.slots[p].work(batch.size);
+        const int64_t saved = cls.slots[p].saved(batch.size);
+        own[i] = cls.slots[p].work(batch.size);
         kept += saved;
         (way == Recompute::None ? before[i] : again) += saved;
         if (decision.choices[i] >= 0) {
-          const Candidate& c = kind.slots[p].candidates[static_cast<int>(way)][decision.choices[i]];
+          const Candidate& c = cls.slots[p].candidates[static_cast<int>(way)][decision.choices[i]];
           after[i] += c.state_bytes;
           before[i] += c.state_bytes - c.gradient_bytes + c.gathered_bytes;
           if (accumulates) before[i] += c.gradient_bytes;

@@ -26,7 +26,7 @@
 // lazily, when a plan violates them.
 #pragma once
 
-#include "search/problem/symmetry_classes.hpp"
+#include "search/problem/equivalence_classes.hpp"
 
 namespace osdp::search {
 
@@ -41,16 +41,17 @@ enum Relation : int { kOver = -1, kToCome = -2, kSum = -3 };
 inline int inside(int slot, bool exactly) { return 2 * slot + !exactly; }
 inline int slot_of(int relation) { return relation / 2; }
 
-// Instances of a kind with the same relation to every row, so that they have equal coefficients in all of
+// Instances of a class with the same relation to every row, so that they have equal coefficients in all of
 // them.
 struct SymmetryClass {
-  int kind = 0;
+  int cls = 0;
   std::vector<int> instances;  // ascending
   std::vector<int> relation;   // one per row
 };
 
-// Splits kinds into symmetry classes; rows are operator indices, or kWholeStep.
-std::vector<SymmetryClass> make_symmetry_classes(const Kinds& kinds, const std::vector<int>& rows);
+// Splits classes into symmetry classes; rows are operator indices, or kWholeStep.
+std::vector<SymmetryClass> make_symmetry_classes(const EquivalenceClasses& classes,
+                                                 const std::vector<int>& rows);
 
 // The memory of one choice of a slot in a row, without activations.
 inline int64_t held_in(int relation, int slot, Recompute way, const Candidate& c, bool accumulates) {
@@ -65,7 +66,7 @@ inline int64_t held_in(int relation, int slot, Recompute way, const Candidate& c
 
 // The memory of a whole instance in a row that is independent of its operators' choices: activations and
 // block inputs.
-Linear kept_in(int relation, const Kind& kind, Recompute way);
+Linear kept_in(int relation, const EquivalenceClass& cls, Recompute way);
 
 // A complete plan: for each operator an index into its slot's candidates (-1: no parameters), for each block
 // its recomputation.
@@ -76,10 +77,10 @@ struct Decision {
 };
 
 // The largest transient among a plan's choices.
-int64_t largest_transient(const Kinds& kinds, const Decision& decision);
+int64_t largest_transient(const EquivalenceClasses& classes, const Decision& decision);
 
 // The memory of every phase (for the paper's model of kWholeStep only) without the reserve for transients.
-std::vector<int64_t> phase_bytes(const Model& model, const Request& request, const Kinds& kinds,
-                                 const Decision& decision, Batch batch);
+std::vector<int64_t> phase_bytes(const Model& model, const Request& request,
+                                 const EquivalenceClasses& classes, const Decision& decision, Batch batch);
 
 }  // namespace osdp::search

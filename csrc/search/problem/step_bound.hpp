@@ -54,7 +54,7 @@
 #pragma once
 
 #include "search/problem/cost.hpp"
-#include "search/problem/symmetry_classes.hpp"
+#include "search/problem/equivalence_classes.hpp"
 
 namespace osdp::search {
 

@@ -3,8 +3,9 @@
 //
 // Note [Totals]
 // Sizes of single objects are limited here (2^50 bytes, 2^24 ranks), so that every cost of one operator fits
-// 64 bits. Whether the sums over all operators fit depends on the batch size: find_kinds() computes the
-// largest batch for which no total exceeds 2^61 (Kinds::most_batch), and the search tries no larger one.
+// 64 bits. Whether the sums over all operators fit depends on the batch size: find_equivalence_classes()
+// computes the largest batch for which no total exceeds 2^61 (EquivalenceClasses::most_batch), and the search
+// tries no larger one.
 #pragma once
 
 #include "search/problem/plain_plan.hpp"

@@ -35,18 +35,18 @@ std::vector<SlotOption> slot_options(const std::vector<Candidate>& candidates, R
 
 }  // namespace
 
-std::vector<Way> ways_of(const Kind& kind, const Request& request, Batch batch, int64_t largest_transient,
-                         bool memory_alone) {
+std::vector<Way> ways_of(const EquivalenceClass& cls, const Request& request, Batch batch,
+                         int64_t largest_transient, bool memory_alone) {
   std::vector<Way> ways;
-  for (Recompute r : kind.ways) {
+  for (Recompute r : cls.ways) {
     Way& way = ways.emplace_back();
     way.way = r;
-    if (kind.block) way.in_flight = kind.in_flight[static_cast<int>(r)](batch.size);
+    if (cls.block) way.in_flight = cls.in_flight[static_cast<int>(r)](batch.size);
     if (r != Recompute::None) {
-      if (!memory_alone) way.time = batch.accumulation * kind.recompute_ps(batch.size);
-      way.input = Linear{0, kind.input_bytes_per_sample}(batch.size);
+      if (!memory_alone) way.time = batch.accumulation * cls.recompute_ps(batch.size);
+      way.input = Linear{0, cls.input_bytes_per_sample}(batch.size);
     }
-    for (const Slot& slot : kind.slots) {
+    for (const Slot& slot : cls.slots) {
       way.slots.push_back(slot_options(slot.candidates[static_cast<int>(r)], r, request, batch,
                                        largest_transient, memory_alone));
     }
@@ -54,10 +54,10 @@ std::vector<Way> ways_of(const Kind& kind, const Request& request, Batch batch, 
   return ways;
 }
 
-bool has_options(const Kind& kind, const std::vector<Way>& ways) {
+bool has_options(const EquivalenceClass& cls, const std::vector<Way>& ways) {
   for (const Way& way : ways) {
-    for (size_t p = 0; p < kind.slots.size(); ++p) {
-      if (way.slots[p].empty() && !kind.slots[p].candidates[static_cast<int>(way.way)].empty()) return false;
+    for (size_t p = 0; p < cls.slots.size(); ++p) {
+      if (way.slots[p].empty() && !cls.slots[p].candidates[static_cast<int>(way.way)].empty()) return false;
     }
   }
   return true;

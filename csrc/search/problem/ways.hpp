@@ -1,8 +1,8 @@
-// The ways to treat one kind (an operator or a block) for one batch size: its recomputations, and under each
+// The ways to treat one class (an operator or a block) for one batch size: its recomputations, and under each
 // the options of every operator, with what they take of time and memory.
 #pragma once
 
-#include "search/problem/symmetry_classes.hpp"
+#include "search/problem/equivalence_classes.hpp"
 
 namespace osdp::search {
 
@@ -18,15 +18,15 @@ struct SlotOption {
 struct Way {
   Recompute way = Recompute::None;
   int64_t time = 0, input = 0;                 // of recomputation; bytes of the input kept for it
-  int64_t in_flight = 0;                       // bytes in every phase: Kind::in_flight
+  int64_t in_flight = 0;                       // bytes in every phase: EquivalenceClass::in_flight
   std::vector<std::vector<SlotOption>> slots;  // undominated ones; empty: no parameters, or no option
 };
 
 // Options with a transient above `largest_transient` are excluded. `memory_alone`: all times are 0.
-std::vector<Way> ways_of(const Kind& kind, const Request& request, Batch batch, int64_t largest_transient,
-                         bool memory_alone);
+std::vector<Way> ways_of(const EquivalenceClass& cls, const Request& request, Batch batch,
+                         int64_t largest_transient, bool memory_alone);
 
 // Whether every operator with parameters has an option.
-bool has_options(const Kind& kind, const std::vector<Way>& ways);
+bool has_options(const EquivalenceClass& cls, const std::vector<Way>& ways);
 
 }  // namespace osdp::search

@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "search/problem/collective_time.hpp"
+#include "search/problem/equivalence_classes.hpp"
 #include "search/problem/problem.hpp"
-#include "search/problem/symmetry_classes.hpp"
 #include "search/problem/validate.hpp"
 
 namespace osdp::search {

@@ -1,4 +1,4 @@
-#include "search/problem/symmetry_classes.hpp"
+#include "search/problem/equivalence_classes.hpp"
 
 #include <algorithm>
 #include <map>
@@ -49,18 +49,19 @@ std::vector<int64_t> signature(const Operator& op, bool positions, bool pairs) {
   return key;
 }
 
-Kind make_kind(const Model& model, const Request& request, const std::vector<int>& operators, int block) {
-  Kind kind;
-  kind.block = block >= 0;
-  kind.ways = kind.block ? request.recompute : std::vector<Recompute>{Recompute::None};
-  if (kind.block) kind.input_bytes_per_sample = model.blocks[block].input_bytes_per_sample;
+EquivalenceClass make_class(const Model& model, const Request& request, const std::vector<int>& operators,
+                            int block) {
+  EquivalenceClass cls;
+  cls.block = block >= 0;
+  cls.ways = cls.block ? request.recompute : std::vector<Recompute>{Recompute::None};
+  if (cls.block) cls.input_bytes_per_sample = model.blocks[block].input_bytes_per_sample;
   int128 recompute = 0, recompute_fixed = 0;
   for (int i : operators) {
     const Operator& op = model.operators[i];
-    Slot& slot = kind.slots.emplace_back();
+    Slot& slot = cls.slots.emplace_back();
     slot.saved = {op.saved_bytes_fixed, op.saved_bytes_per_sample};
     slot.work = {op.work_bytes_fixed, op.work_bytes_per_sample};
-    for (Recompute r : kind.ways) {
+    for (Recompute r : cls.ways) {
       auto& list = slot.candidates[static_cast<int>(r)];
       list = candidates(op, request.device, request.space, r);
       if (list.empty() && !op.tensors.empty()) {
@@ -77,36 +78,36 @@ Kind make_kind(const Model& model, const Request& request, const std::vector<int
     recompute = recompute * request.space.shares->backward / StepShares::kWhole;
     recompute_fixed = recompute_fixed * request.space.shares->backward / StepShares::kWhole;
   }
-  kind.recompute_ps = {narrow(recompute_fixed), narrow(recompute)};
-  for (Recompute r : kind.ways) {
+  cls.recompute_ps = {narrow(recompute_fixed), narrow(recompute)};
+  for (Recompute r : cls.ways) {
     int128 fixed = 0, per_sample = 0;
     if (r != Recompute::None) {
-      per_sample = kind.input_bytes_per_sample;
+      per_sample = cls.input_bytes_per_sample;
     } else {
-      for (const Slot& slot : kind.slots) fixed += slot.saved.fixed, per_sample += slot.saved.per_sample;
+      for (const Slot& slot : cls.slots) fixed += slot.saved.fixed, per_sample += slot.saved.per_sample;
     }
     const int128 others = request.space.stage.in_flight - 1;
-    kind.in_flight[static_cast<int>(r)] = {narrow(others * fixed), narrow(others * per_sample)};
+    cls.in_flight[static_cast<int>(r)] = {narrow(others * fixed), narrow(others * per_sample)};
   }
-  return kind;
+  return cls;
 }
 
 // Upper bounds, over all plans, of the bytes and picoseconds of one step.
 class Totals {
  public:
-  Totals(const Kinds& kinds, const Request& request) {
-    bytes_ = kinds.held[1].fixed, bytes_per_sample_ = kinds.held[1].per_sample;
-    once_ = kinds.compute_ps.fixed, per_sample_ = kinds.compute_ps.per_sample;
+  Totals(const EquivalenceClasses& classes, const Request& request) {
+    bytes_ = classes.held[1].fixed, bytes_per_sample_ = classes.held[1].per_sample;
+    once_ = classes.compute_ps.fixed, per_sample_ = classes.compute_ps.per_sample;
     int64_t transient = 0;
-    for (const Kind& kind : kinds.kinds) {
-      const auto count = static_cast<int128>(kind.instances.size());
-      bytes_per_sample_ += count * kind.input_bytes_per_sample;
-      if (kind.block)
-        for (const Linear& others : kind.in_flight)
+    for (const EquivalenceClass& cls : classes.classes) {
+      const auto count = static_cast<int128>(cls.instances.size());
+      bytes_per_sample_ += count * cls.input_bytes_per_sample;
+      if (cls.block)
+        for (const Linear& others : cls.in_flight)
           bytes_ += count * others.fixed, bytes_per_sample_ += count * others.per_sample;
-      if (kind.ways.size() > 1 || kind.ways[0] != Recompute::None)
-        once_ += count * kind.recompute_ps.fixed, per_sample_ += count * kind.recompute_ps.per_sample;
-      for (const Slot& slot : kind.slots) {
+      if (cls.ways.size() > 1 || cls.ways[0] != Recompute::None)
+        once_ += count * cls.recompute_ps.fixed, per_sample_ += count * cls.recompute_ps.per_sample;
+      for (const Slot& slot : cls.slots) {
         int64_t bytes = 0, communication = 0, optimizer = 0;
         for (const auto& list : slot.candidates) {
           for (const Candidate& c : list) {
@@ -139,7 +140,7 @@ class Totals {
   int128 bytes_ = 0, bytes_per_sample_ = 0, once_ = 0, per_sample_ = 0, optimizer_ = 0;
 };
 
-void check_totals(Kinds& found, const Request& request) {
+void check_totals(EquivalenceClasses& found, const Request& request) {
   const Totals totals(found, request);
   const auto check = [&](Batch batch) {
     if (batch.size <= totals.most_batch(batch.accumulation)) return;
@@ -154,9 +155,9 @@ void check_totals(Kinds& found, const Request& request) {
 
 }  // namespace
 
-Kinds find_kinds(const Model& model, const Request& request) {
-  Kinds found;
-  std::map<std::vector<int64_t>, size_t> known;  // ordered: the order of kinds depends on their costs only
+EquivalenceClasses find_equivalence_classes(const Model& model, const Request& request) {
+  EquivalenceClasses found;
+  std::map<std::vector<int64_t>, size_t> known;  // ordered: the order of classes depends on their costs only
   std::vector<std::pair<std::vector<int>, int>> instances;
   std::vector<std::vector<int>> of_block(model.blocks.size());
   std::vector<std::vector<int64_t>> keys;
@@ -188,13 +189,13 @@ Kinds find_kinds(const Model& model, const Request& request) {
   }
   size_t number = 0;
   for (auto& [key, index] : known) index = number++;
-  found.kinds.resize(number);
+  found.classes.resize(number);
   for (size_t n = 0; n < instances.size(); ++n) {
-    Kind& kind = found.kinds[known.at(keys[n])];
+    EquivalenceClass& cls = found.classes[known.at(keys[n])];
     const auto& [operators, block] = instances[n];
-    if (kind.slots.empty()) kind = make_kind(model, request, operators, block);
-    kind.instances.push_back(operators);
-    if (block >= 0) kind.blocks.push_back(block);
+    if (cls.slots.empty()) cls = make_class(model, request, operators, block);
+    cls.instances.push_back(operators);
+    if (block >= 0) cls.blocks.push_back(block);
   }
   found.compute_ps = {narrow(compute_fixed), narrow(compute)};
   if (request.space.shares) found.compute_ps = step_bound_compute(model, request);
@@ -208,17 +209,17 @@ Kinds find_kinds(const Model& model, const Request& request) {
   }
   int128 fixed = 0, per_sample = request.space.stage.in_flight - 1;  // of the other micro-batches in flight
   per_sample *= model.input_bytes_per_sample;
-  for (const Kind& kind : found.kinds) {
-    if (kind.block) continue;
-    const auto count = static_cast<int128>(kind.instances.size());
-    fixed += count * kind.in_flight[0].fixed, per_sample += count * kind.in_flight[0].per_sample;
+  for (const EquivalenceClass& cls : found.classes) {
+    if (cls.block) continue;
+    const auto count = static_cast<int128>(cls.instances.size());
+    fixed += count * cls.in_flight[0].fixed, per_sample += count * cls.in_flight[0].per_sample;
   }
   for (Linear& held : found.held) held = {narrow(held.fixed + fixed), narrow(held.per_sample + per_sample)};
   int64_t needed = 0;  // every plan has a transient at least this large
   std::vector<int64_t> sizes{0};
-  for (const Kind& kind : found.kinds) {
-    for (const Slot& slot : kind.slots) {
-      const auto& list = slot.candidates[static_cast<int>(kind.ways[0])];
+  for (const EquivalenceClass& cls : found.classes) {
+    for (const Slot& slot : cls.slots) {
+      const auto& list = slot.candidates[static_cast<int>(cls.ways[0])];
       int64_t least = list.empty() ? 0 : kLargestSum;
       for (const Candidate& c : list) {
         sizes.push_back(c.transient_bytes);

@@ -10,58 +10,58 @@
 
 namespace osdp::search {
 
-struct Candidacy {
+struct IndexedPlan {
   Batch batch;
   Decision decision;
-  bool operator==(const Candidacy&) const = default;
+  bool operator==(const IndexedPlan&) const = default;
 };
 
-inline Candidacy candidacy(const Found& found) { return {found.batch, found.decision}; }
+inline IndexedPlan indexed_plan(const Found& found) { return {found.batch, found.decision}; }
 
 // `request` and `player` must outlive it; `request` may differ from the player's in objective, limit and
 // batches. Not const: it counts simulations and keeps the last plan's step.
-class Rehearsal {
+class PlanEvaluator {
  public:
   // `most_bytes`: what the largest peak of a plan may be; its memory for gathered units is what that leaves.
-  Rehearsal(const Request& request, const PlanPlayer& player, int64_t most_bytes);
-  Rehearsal(const Rehearsal&) = delete;
-  Rehearsal& operator=(const Rehearsal&) = delete;
+  PlanEvaluator(const Request& request, const PlanPlayer& player, int64_t most_bytes);
+  PlanEvaluator(const PlanEvaluator&) = delete;
+  PlanEvaluator& operator=(const PlanEvaluator&) = delete;
 
   const Model& model() const { return player_.model(); }
   const Request& request() const { return request_; }
-  const Kinds& kinds() const { return kinds_; }
+  const EquivalenceClasses& classes() const { return classes_; }
 
   // Throws InvalidProblem if `plan` is for another model, or if one of its choices does not exist.
-  void check(const Candidacy& plan) const;
+  void check(const IndexedPlan& plan) const;
   // Memory of the largest phase including the reserve for transients; it is compared with the limit.
-  int64_t peak_bytes(const Candidacy& plan) const;
+  int64_t peak_bytes(const IndexedPlan& plan) const;
   // The largest peak of the plan's own step (Planner::largest_peak).
-  int64_t largest_peak_bytes(const Candidacy& plan);
+  int64_t largest_peak_bytes(const IndexedPlan& plan);
   // Simulates a whole step with all its micro-batches.
-  PlayedStep play(const Candidacy& plan);
-  int64_t step_ps(const Candidacy& plan) { return play(plan).step_ps; }
+  PlayedStep play(const IndexedPlan& plan);
+  int64_t step_ps(const IndexedPlan& plan) { return play(plan).step_ps; }
   // The plan's objective.
-  int64_t objective_ps(const Candidacy& plan) const;
+  int64_t objective_ps(const IndexedPlan& plan) const;
   int64_t plays() const { return plays_; }
 
   const std::vector<Candidate>& candidates(int op, Recompute way) const;
   Recompute way_of(int op, const Decision& decision) const;
   // The plan as plain values.
-  PlainPlan plain(const Candidacy& plan);
+  PlainPlan plain(const IndexedPlan& plan);
 
  private:
   struct Built {
-    Candidacy plan;
+    IndexedPlan plan;
     Step step;
     int64_t largest_peak_bytes = 0;
   };
-  const Built& build(const Candidacy& plan);
-  PlainPlan choices_of(const Candidacy& plan) const;
+  const Built& build(const IndexedPlan& plan);
+  PlainPlan choices_of(const IndexedPlan& plan) const;
 
   const Request& request_;
   const PlanPlayer& player_;
   const int64_t most_bytes_;
-  const Kinds kinds_;
+  const EquivalenceClasses classes_;
   std::vector<const Slot*> slots_;  // by operator
   int64_t plays_ = 0;
   std::optional<Built> built_;  // the last plan's: memory and time are asked for in turn

@@ -1,4 +1,4 @@
-#include "search/heuristics/rehearsal.hpp"
+#include "search/heuristics/plan_evaluator.hpp"
 
 #include <algorithm>
 
@@ -7,29 +7,29 @@
 
 namespace osdp::search {
 
-Rehearsal::Rehearsal(const Request& request, const PlanPlayer& player, int64_t most_bytes)
+PlanEvaluator::PlanEvaluator(const Request& request, const PlanPlayer& player, int64_t most_bytes)
     : request_(request),
       player_(player),
       most_bytes_(most_bytes),
-      kinds_(find_kinds(player.model(), request)),
+      classes_(find_equivalence_classes(player.model(), request)),
       slots_(player.model().operators.size()) {
-  for (const Kind& kind : kinds_.kinds) {
-    for (const auto& instance : kind.instances) {
-      for (size_t p = 0; p < instance.size(); ++p) slots_[instance[p]] = &kind.slots[p];
+  for (const EquivalenceClass& cls : classes_.classes) {
+    for (const auto& instance : cls.instances) {
+      for (size_t p = 0; p < instance.size(); ++p) slots_[instance[p]] = &cls.slots[p];
     }
   }
 }
 
-Recompute Rehearsal::way_of(int op, const Decision& decision) const {
+Recompute PlanEvaluator::way_of(int op, const Decision& decision) const {
   const int block = model().operators[op].block;
   return block < 0 ? Recompute::None : decision.ways[block];
 }
 
-const std::vector<Candidate>& Rehearsal::candidates(int op, Recompute way) const {
+const std::vector<Candidate>& PlanEvaluator::candidates(int op, Recompute way) const {
   return slots_[op]->candidates[static_cast<int>(way)];
 }
 
-void Rehearsal::check(const Candidacy& plan) const {
+void PlanEvaluator::check(const IndexedPlan& plan) const {
   const Decision& d = plan.decision;
   bool good = d.choices.size() == model().operators.size() && d.ways.size() == model().blocks.size() &&
               plan.batch.size >= 1 && plan.batch.accumulation >= 1;
@@ -44,17 +44,17 @@ void Rehearsal::check(const Candidacy& plan) const {
   if (!good) throw InvalidProblem("a plan to be played is none of this problem");
 }
 
-int64_t Rehearsal::peak_bytes(const Candidacy& plan) const {
-  const auto phases = phase_bytes(model(), request_, kinds_, plan.decision, plan.batch);
+int64_t PlanEvaluator::peak_bytes(const IndexedPlan& plan) const {
+  const auto phases = phase_bytes(model(), request_, classes_, plan.decision, plan.batch);
   return *std::max_element(phases.begin(), phases.end()) +
-         request_.reserve_bytes(largest_transient(kinds_, plan.decision));
+         request_.reserve_bytes(largest_transient(classes_, plan.decision));
 }
 
-int64_t Rehearsal::objective_ps(const Candidacy& plan) const {
-  return osdp::search::step_ps(kinds_, plan.decision, plan.batch);
+int64_t PlanEvaluator::objective_ps(const IndexedPlan& plan) const {
+  return osdp::search::step_ps(classes_, plan.decision, plan.batch);
 }
 
-PlainPlan Rehearsal::choices_of(const Candidacy& plan) const {
+PlainPlan PlanEvaluator::choices_of(const IndexedPlan& plan) const {
   PlainPlan result{plan.batch, {}, plan.decision.ways};
   for (size_t i = 0; i < plan.decision.choices.size(); ++i) {
     PlainPlan::Choice& choice = result.choices.emplace_back();
@@ -66,25 +66,25 @@ PlainPlan Rehearsal::choices_of(const Candidacy& plan) const {
   return result;
 }
 
-const Rehearsal::Built& Rehearsal::build(const Candidacy& plan) {
+const PlanEvaluator::Built& PlanEvaluator::build(const IndexedPlan& plan) {
   if (built_ && built_->plan == plan) return *built_;
   const PlainPlan choices = choices_of(plan);
-  Step step = player_.step(choices, player_.units(choices, largest_transient(kinds_, plan.decision)));
+  Step step = player_.step(choices, player_.units(choices, largest_transient(classes_, plan.decision)));
   const int64_t peak = player_.fit(step, most_bytes_);
   built_ = Built{plan, std::move(step), peak};
   return *built_;
 }
 
-int64_t Rehearsal::largest_peak_bytes(const Candidacy& plan) {
+int64_t PlanEvaluator::largest_peak_bytes(const IndexedPlan& plan) {
   return request_.paper() ? peak_bytes(plan) : build(plan).largest_peak_bytes;
 }
 
-PlayedStep Rehearsal::play(const Candidacy& plan) {
+PlayedStep PlanEvaluator::play(const IndexedPlan& plan) {
   ++plays_;
   return player_.play(build(plan).step);
 }
 
-PlainPlan Rehearsal::plain(const Candidacy& plan) {
+PlainPlan PlanEvaluator::plain(const IndexedPlan& plan) {
   PlainPlan result = choices_of(plan);
   if (!request_.paper()) result.gather_bytes = build(plan).step.gather_bytes;
   return result;

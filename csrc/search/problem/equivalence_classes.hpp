@@ -1,6 +1,6 @@
-// Kinds: equal operators, and equal blocks, are represented once. An operator outside recomputable blocks is
-// an instance of a kind with one slot; a recomputable block is an instance of a kind whose slots are its
-// operators, so that recomputation and sharding of a block are decided together.
+// Equivalence classes: equal operators, and equal blocks, are represented once. An operator outside
+// recomputable blocks is an instance of a class with one slot; a recomputable block is an instance of a class
+// whose slots are its operators, so that recomputation and sharding of a block are decided together.
 #pragma once
 
 #include "search/problem/cost.hpp"
@@ -15,21 +15,21 @@ struct Slot {
   std::vector<Candidate> candidates[3];
 };
 
-struct Kind {
+struct EquivalenceClass {
   bool block = false;
   std::vector<std::vector<int>> instances;  // operator indices, one per slot; instances in execution order
   std::vector<int> blocks;                  // per instance: index into Model::blocks (blocks only)
   std::vector<Slot> slots;
   int64_t input_bytes_per_sample = 0;  // kept when the block is recomputed
   // By Recompute, of a block: what other micro-batches in flight hold of it in every phase (Note [Stages of a
-  // pipeline] in problem/request.hpp). That of operators outside blocks is in Kinds::held.
+  // pipeline] in problem/request.hpp). That of operators outside blocks is in EquivalenceClasses::held.
   Linear in_flight[3];
   Linear recompute_ps;          // of recomputing its forward, in a micro-batch
   std::vector<Recompute> ways;  // allowed ones; an operator outside blocks has None only
 };
 
-struct Kinds {
-  std::vector<Kind> kinds;  // in an order that does not depend on the order of operators
+struct EquivalenceClasses {
+  std::vector<EquivalenceClass> classes;  // in an order that does not depend on the order of operators
   // Independent of all choices.
   Linear compute_ps;  // of one micro-batch; may be negative in the step bound, which subtracts its shifts
   // In every phase: the model's input and buffers, averaging (Note [Averaging]), and what other micro-batches
@@ -43,6 +43,6 @@ struct Kinds {
 
 // Throws InvalidProblem if an operator cannot be sharded in any allowed mode, or if a total of a step
 // overflows for one of the requested batches.
-Kinds find_kinds(const Model& model, const Request& request);
+EquivalenceClasses find_equivalence_classes(const Model& model, const Request& request);
 
 }  // namespace osdp::search

@@ -103,9 +103,9 @@ def beside_fsdp2(me: Member, units: str, compile_it: Callable[..., Any], backend
 @pytest.mark.parametrize(
     ("compile_it", "units", "breaks"),
     [
-        (compile_model, "blocks", 6),
+        pytest.param(compile_model, "blocks", 6, marks=pytest.mark.extras),
         (compile_in_place, "blocks", 6),
-        (compile_blocks, "blocks", 0),
+        pytest.param(compile_blocks, "blocks", 0, marks=pytest.mark.extras),
         (compile_model, "operators", 9),
         (compile_blocks, "operators", 3),
     ],

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.extras
 FOLDER = Path(__file__).parents[2] / "examples" / "drop_in"
 CHANGES = {
     "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n": (
@@ -64,27 +65,22 @@ def test_blocks_and_the_model_by_fully_shard(tmp_path):
     compare("fully_shard_blocks", tmp_path, ("--out", "{out}"), steps=10)
 
 
-@pytest.mark.extras
 def test_a_bare_wrap(tmp_path):
     compare("bare", tmp_path, steps=11)
 
 
-@pytest.mark.extras
 def test_blocks_by_a_policy_in_bfloat16(tmp_path):
     compare("auto_wrap_policy", tmp_path, steps=10, tolerance=5e-3)
 
 
-@pytest.mark.extras
 def test_a_t5_with_types_of_state_dicts(tmp_path):
     compare("t5_state_dict_type", tmp_path, ("--out", "{out}"), steps=10)
 
 
-@pytest.mark.extras
 def test_fairseqs_subclass_and_wraps(tmp_path):
     compare("fairseq_style", tmp_path, steps=10)
 
 
-@pytest.mark.extras
 def test_nanogpts_loop_is_resumed(tmp_path):
     again = ("--out", "{out}", "--init_from", "resume")
     compare("nanogpt_resume", tmp_path, ("--out", "{out}", "--max_iters", "5"), again, steps=12)

@@ -202,7 +202,7 @@ SLICES = {"modes": ("NO_SHARD", "FULL_SHARD"), "granularity": 4}
 @pytest.mark.parametrize("micro_batches", [1, 2])
 def test_gradients_that_are_averaged_in_a_copy_keep_the_limit(ranks, micro_batches):
     here = {"precision": "bf16-reduce-fp32", "global_batch_size": 2 * micro_batches}
-    model = {"inner": 2**13}
+    model = {"inner": 2**12}
     cases = [(model, {"modes": "NO_SHARD", **here}), (model, {**SLICES, **here})]
     chosen = ranks(peaks_under_limits, cases, (1.15, 1.25, 1.8), world=2)[0]
     slices = [c for plan in chosen for c in plan.choices.values() if c.granularity > 1]
@@ -217,7 +217,7 @@ def peaks_of_random_programs(
     machine = replace(osdp.Hardware.load("rtx-titan-8"), world_size=me.world, device="cpu")
     for seed in seeds:
         dice = random.Random(seed)
-        rows = dice.choice((8, 64, 512))
+        rows = dice.choice((8, 64, 256))
         x = torch.randn(rows, 64)
         description = osdp.describe(RandomGraph(seed, frozen), x, precision=precision)
         plan = replace(plans.mixture(description, seed), batch_size=rows, prefetch=dice.choice((0, 1, 1, 2)))
@@ -245,14 +245,17 @@ def peaks_of_random_programs(
 @pytest.mark.parametrize(
     ("seeds", "precision", "micro_batches", "frozen"),
     [
-        (range(20), "fp32", 1, False),
-        (range(20), "bf16", 1, False),
+        ((0, 1, 2, 4, 9, 14), "fp32", 1, False),
+        ((1, 9, 19), "bf16", 1, False),
         ((1, 14), "bf16-reduce-fp32", 1, False),
-        ((1, 9), "fp16", 2, False),
-        ((0, 2, 3, 8, 9), "fp32", 1, True),
-        ((1, 9, 19), "bf16", 1, True),
-        ((5,), "bf16", 2, True),
+        ((9,), "fp16", 2, False),
+        ((2, 8, 9), "fp32", 1, True),
+        ((1, 19), "bf16", 1, True),
         ((5,), "bf16", 3, False),
+        pytest.param(range(20), "fp32", 1, False, marks=pytest.mark.extras),
+        pytest.param(range(20), "bf16", 1, False, marks=pytest.mark.extras),
+        pytest.param(range(10), "fp32", 1, True, marks=pytest.mark.extras),
+        pytest.param((0, 1, 5), "fp16", 2, True, marks=pytest.mark.extras),
     ],
 )
 def test_no_step_of_a_random_program_holds_more_than_its_plan_says(

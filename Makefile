@@ -10,7 +10,8 @@ TORCH ?= torch==2.13.0
 JOBS ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
 RANKS ?= 2
 comma := ,
-RANK_TESTS ?= $(shell echo $$(($(JOBS) < 4 ? $(JOBS) : 4)))
+# Tests of ranks at once: ranks wait for each other, and another test runs meanwhile.
+RANK_TESTS ?= $(shell echo $$(($(JOBS) < 4 ? $(JOBS) + 1 : 4)))
 # C++ tests at once: some wait more than they compute.
 CPP_TESTS := $(shell echo $$(($(JOBS) + 1)))
 

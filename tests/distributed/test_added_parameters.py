@@ -10,6 +10,7 @@ import pytest
 import torch
 from harness import Member
 from support import blocks, plans
+from support.descriptions import describe_once
 from support.pair import Pair, adamw, naming
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
@@ -225,7 +226,7 @@ class Lazy(nn.Module):
 
 def small(me: Member, mode: str = "FULL_SHARD") -> nn.Module:
     model = Lazy()
-    return osdp.fully_shard(model, osdp.Plan.uniform(osdp.describe(model, torch.randn(2, 4)), mode), me.group)
+    return osdp.fully_shard(model, osdp.Plan.uniform(describe_once(model, torch.randn(2, 4)), mode), me.group)
 
 
 def refused(me: Member) -> None:
@@ -268,7 +269,7 @@ def refused(me: Member) -> None:
     model = nn.Sequential(nn.Linear(4, 4))
     choice = {"0": osdp.Choice("FULL_SHARD", granularity=2, sharded_slices=1, split="out")}
     osdp.fully_shard(
-        model, osdp.Plan.uniform(osdp.describe(model, x), "FULL_SHARD").replace(choice), me.group
+        model, osdp.Plan.uniform(describe_once(model, x), "FULL_SHARD").replace(choice), me.group
     )
     model[0].bias = nn.Parameter(torch.ones(4))
     with pytest.raises(osdp.ShardingError, match=r"'0' is computed in slices .* and its bias was replaced"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from harness import Member
+from support.descriptions import describe_once
 from support.nested import WIDTH, Net, net
 from support.pair import SEED
 from torch import distributed as dist
@@ -83,7 +84,7 @@ def factor_in_every_mode(me: Member, mode: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4))
     plan = osdp.Plan.uniform(
-        osdp.describe(model, torch.zeros(2, 4)), "FULL_SHARD" if mode == "slices" else mode
+        describe_once(model, torch.zeros(2, 4)), "FULL_SHARD" if mode == "slices" else mode
     )
     if mode == "slices":
         plan = plan.replace({"0": osdp.Choice("FULL_SHARD", granularity=2, sharded_slices=1, split="out")})

@@ -13,6 +13,7 @@ import pytest
 import torch
 from harness import Member
 from support import blocks, plans
+from support.descriptions import describe_once
 from support.pair import SEED, Pair, adamw, close, naming
 from support.workload import Workload, vectors
 from torch import nn
@@ -258,7 +259,7 @@ def test_after_an_exception_the_model_trains(ranks):
 def searched(me: Member) -> None:
     """A plan searched for two hosts runs where ranks stand on two, and is refused elsewhere."""
     model = blocks.workload().model(SEED, torch.float64)
-    described = osdp.describe(model, *blocks.workload().data(0, 2, torch.float64)[0])
+    described = describe_once(model, *blocks.workload().data(0, 2, torch.float64)[0])
     found = osdp.search(
         described, memory="1GiB", world_size=4, hosts=2, modes="HYBRID_SHARD", batch_size=2, granularity=1
     )
@@ -304,7 +305,7 @@ def in_low_precision(me: Member) -> None:
         for mode in ("FULL_SHARD", "HYBRID_SHARD"):
             model = blocks.workload(count=1).model(SEED, torch.float32)
             (tokens,), target = blocks.workload().data(1, 2 * me.world, torch.float32)
-            plan = osdp.Plan.uniform(osdp.describe(model, tokens), mode)
+            plan = osdp.Plan.uniform(describe_once(model, tokens), mode)
             osdp.fully_shard(model, plan, me.group, ranks_per_host=2, mixed_precision=policy)
             blocks.surprise(model(me.part(tokens)), me.part(target)).backward()
             with torch.no_grad():

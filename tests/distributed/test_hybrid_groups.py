@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from harness import Member
 from support import blocks, plans
+from support.descriptions import describe_once
 from support.pair import SEED, Pair, adamw, close
 from support.workload import Workload, vectors
 from torch import nn
@@ -57,7 +58,7 @@ def test_a_mesh_of_two_dimensions(ranks, shape):
 
 def mesh_of_one(me: Member) -> None:
     device_mesh = init_device_mesh("cpu", (4,))
-    plan = osdp.Plan.uniform(osdp.describe(layers(), torch.zeros(2, 6)))
+    plan = osdp.Plan.uniform(describe_once(layers(), torch.zeros(2, 6)))
     for how in ({"device_mesh": device_mesh}, {"process_group": device_mesh}):
         model = osdp.fully_shard(layers(), plan, **how)
         assert runtime_of(model).runtime.world == 4
@@ -93,7 +94,7 @@ def part_of_the_job(me: Member, directory) -> None:
     cube = DeviceMesh("cpu", [[[0, 1]], [[2, 3]]], mesh_dim_names=("replicate", "tensor", "other"))
     plane = cube["replicate", "tensor"]
     inside = Member(me.rank // 2, 2, me.group)
-    described = osdp.describe(layers().double(), torch.zeros(2, 6, dtype=torch.float64))
+    described = describe_once(layers().double(), torch.zeros(2, 6, dtype=torch.float64))
     whole = WORKLOAD.model(SEED, torch.float64)
     model = osdp.fully_shard(WORKLOAD.model(SEED + me.rank // 2, torch.float64), mixed(described), plane)
     sharded = runtime_of(model)
@@ -149,7 +150,7 @@ def test_hosts_told_by_the_environment(ranks):
 
 def refused(me: Member) -> None:
     model = WORKLOAD.model(SEED, torch.float64)
-    plan = mixed(osdp.describe(model, torch.zeros(2, 6, dtype=torch.float64)))
+    plan = mixed(describe_once(model, torch.zeros(2, 6, dtype=torch.float64)))
     before = {name: (p, p.detach().clone()) for name, p in model.named_parameters()}
     square = init_device_mesh("cpu", (2, 2))
     cases = [

@@ -10,6 +10,7 @@ import pytest
 import torch
 from harness import Member
 from support import blocks, plans
+from support.descriptions import describe_once
 from support.pair import SEED, Pair, close, naming
 from torch import nn
 from torch.distributed.fsdp import CPUOffload, CPUOffloadPolicy, OffloadPolicy
@@ -35,7 +36,7 @@ def chosen(description: osdp.ModelDescription) -> dict[str, osdp.Plan]:
 
 
 def pairs(me: Member, **options):
-    described = osdp.describe(
+    described = describe_once(
         blocks.workload(count=1).model(SEED, torch.float64), *blocks.workload().data(0, 2, torch.float64)[0]
     )
     for name, plan in chosen(described).items():
@@ -168,7 +169,7 @@ def test_what_needs_whole_parameters(ranks, tmp_path):
 def from_meta(me: Member) -> None:
     with torch.device("meta"):
         model = blocks.Blocks(1)
-    plan = osdp.Plan.uniform(osdp.describe(model, torch.zeros(2, 3, dtype=torch.long)))
+    plan = osdp.Plan.uniform(describe_once(model, torch.zeros(2, 3, dtype=torch.long)))
     torch.manual_seed(3)
     osdp.fully_shard(model, plan, me.group, cpu_offload=True)
     torch.manual_seed(3)
@@ -189,7 +190,7 @@ def on_a_gpu(me: Member) -> None:
     torch.manual_seed(SEED)
     model = blocks.Blocks(1).double()
     tokens = torch.randint(blocks.VOCABULARY, (4, 4), device="cuda")
-    plan = osdp.Plan.uniform(osdp.describe(model, tokens[:, :-1].cpu()))
+    plan = osdp.Plan.uniform(describe_once(model, tokens[:, :-1].cpu()))
     osdp.fully_shard(model, plan, me.group, device_id="cuda", cpu_offload=True)
     optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (whole, model)]
     for _ in range(3):
@@ -249,7 +250,7 @@ def in_low_precision(me: Member) -> None:
     for cpu_offload in (False, True):
         model = blocks.workload(count=1).model(SEED, torch.float32)
         (tokens,), target = blocks.workload().data(1, 2 * me.world, torch.float32)
-        plan = osdp.Plan.uniform(osdp.describe(model, tokens), "FULL_SHARD")
+        plan = osdp.Plan.uniform(describe_once(model, tokens), "FULL_SHARD")
         osdp.fully_shard(model, plan, me.group, cpu_offload=cpu_offload, mixed_precision=policy)
         for _ in range(2):
             blocks.surprise(model(me.part(tokens)), me.part(target)).backward()
@@ -306,7 +307,7 @@ def everything_together(me: Member, directory: Path) -> None:
         "ranks_per_host": 2,
         "process_group": me.group,
     }
-    plan = everything_mixed(osdp.describe(Tied(), torch.zeros(2, 3, dtype=torch.long)))
+    plan = everything_mixed(describe_once(Tied(), torch.zeros(2, 3, dtype=torch.long)))
 
     def meta(**more) -> tuple[nn.Module, torch.optim.Optimizer]:
         with torch.device("meta"):

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from harness import Member
 from harness.doomed import run_doomed
 from support import plans
+from support.descriptions import describe_once
 from support.links import only
 from support.pair import close, naming
 from torch import nn
@@ -65,7 +66,7 @@ def x_of(rank: int) -> torch.Tensor:
 
 
 def shard(model: nn.Module, how: str, group: dist.ProcessGroup) -> nn.Module:
-    described = osdp.describe(model, x_of(0))
+    described = describe_once(model, x_of(0))
     plan = plans.in_slices(described, "out") if how == "slices" else osdp.Plan.uniform(described, how)
     return osdp.fully_shard(model, plan, group, ranks_per_host=2 if how == "HYBRID_SHARD" else None)
 

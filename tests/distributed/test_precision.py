@@ -6,6 +6,7 @@ import pytest
 import torch
 from harness import Member
 from support import blocks, plans
+from support.descriptions import describe_once
 from support.mixed import MixedPair
 from support.pair import SEED, naming
 
@@ -28,7 +29,7 @@ def train_all(
     """Whole operators agree in every bit with two ranks; slices are other products, and more ranks sum in another
     order."""
     load = blocks.workload(options.pop("checkpointing", None), count=1)
-    description = osdp.describe(load.model(SEED, torch.float32), *load.data(0, 2, torch.float32)[0])
+    description = describe_once(load.model(SEED, torch.float32), *load.data(0, 2, torch.float32)[0])
     for name, plan in plans.everything(description, options.pop("mixtures", 2)).items():
         plan = plans.recomputed(plan, how) if how else plan
         sliced = any(choice.granularity > 1 for choice in plan.choices.values())
@@ -66,7 +67,7 @@ def test_blocks_that_the_user_recomputes(ranks, how):
 def hybrid(me: Member, no_sync: bool) -> None:
     """Two lines of two ranks: averaged twice, in fp64 close enough to see a factor that is lost."""
     load = blocks.workload(count=1)
-    description = osdp.describe(load.model(SEED, torch.float32), *load.data(0, 2, torch.float32)[0])
+    description = describe_once(load.model(SEED, torch.float32), *load.data(0, 2, torch.float32)[0])
     plan = plans.apart(osdp.Plan.uniform(description, "HYBRID_SHARD"))
     for name, tolerance in (("fp64", 2e-6), ("bf16", 2e-2)):
         with naming(name):

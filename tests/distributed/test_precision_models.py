@@ -9,6 +9,7 @@ import test_shared_parameters
 import torch
 from harness import Member
 from support import blocks, plans
+from support.descriptions import describe_once
 from support.mixed import MixedPair
 from support.pair import SEED, Pair, close, naming
 from support.workload import Workload, vectors
@@ -42,7 +43,7 @@ def mixed_pairs(me: Member, load: Workload, policy: osdp.MixedPrecision = DOUBLE
     if "prepare" in options:
         options["prepare"](model)
     tolerance = 2e-6 if policy is DOUBLE else 2e-2
-    for name, plan in some_plans(osdp.describe(model, *load.data(0, 2, torch.float32)[0])).items():
+    for name, plan in some_plans(describe_once(model, *load.data(0, 2, torch.float32)[0])).items():
         with naming(name):
             yield MixedPair(
                 me, load, plan, policy, exact=False, tolerance=tolerance, optimizer=sgd, **options

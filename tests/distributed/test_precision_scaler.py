@@ -8,6 +8,7 @@ import pytest
 import torch
 from harness import Member
 from support import plans
+from support.descriptions import describe_once
 from support.pair import naming
 from support.workload import Workload, vectors
 from torch import nn
@@ -20,7 +21,7 @@ LOAD = Workload(lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6
 
 def build(me: Member, mode: str, **options) -> nn.Module:
     model = LOAD.model(3, torch.float32)
-    plan = plans.apart(osdp.Plan.uniform(osdp.describe(model, torch.zeros(2, 6)), mode))
+    plan = plans.apart(osdp.Plan.uniform(describe_once(model, torch.zeros(2, 6)), mode))
     return osdp.fully_shard(model, plan, process_group=me.group, **options)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from harness import Member
 from support import plans
+from support.descriptions import describe_once
 from support.workload import Workload, vectors
 from torch import nn
 
@@ -21,7 +22,7 @@ PARAMETERS = 3 * WIDTH * WIDTH
 def sent(me: Member, mode: str, policy: osdp.MixedPrecision | None) -> int:
     """Payload bytes that this rank sends in a step in which replicas are not compared, as in the first three."""
     model = LOAD.model(3, torch.float32)
-    plan = plans.apart(osdp.Plan.uniform(osdp.describe(model, torch.zeros(2, WIDTH)), mode))
+    plan = plans.apart(osdp.Plan.uniform(describe_once(model, torch.zeros(2, WIDTH)), mode))
     osdp.fully_shard(model, plan, process_group=me.group, mixed_precision=policy)
     runtime = runtime_of(model).runtime
     for _ in range(4):

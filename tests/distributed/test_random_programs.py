@@ -18,7 +18,7 @@ from support.workload import Workload, vectors
 
 import osdp
 
-AT_ONCE = 10
+AT_ONCE = 6
 PROGRAMS = int(os.environ.get("OSDP_PROGRAMS", AT_ONCE))  # on each number of ranks
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from harness import Member
+from support.descriptions import describe_once
 from support.pair import SEED, close, naming
 from torch import Tensor, nn
 
@@ -51,7 +52,7 @@ class Net(nn.Module):
 
 def sharded(me: Member, net: Net, split: str, slices: int, precision: str = "fp32") -> nn.Module:
     net.off = True
-    description = osdp.describe(net, torch.ones(2, 4), precision=precision)
+    description = describe_once(net, torch.ones(2, 4), precision=precision)
     net.off = False
     choice = osdp.Choice("FULL_SHARD", granularity=4, sharded_slices=slices, split=split)
     plan = osdp.Plan.uniform(description, "FULL_SHARD").replace({"inner": choice})
@@ -61,8 +62,8 @@ def sharded(me: Member, net: Net, split: str, slices: int, precision: str = "fp3
 
 
 def refused(me: Member) -> None:
-    for place in Net.PLACES:
-        for split, slices in SLICES:
+    for number, place in enumerate(Net.PLACES):
+        for split, slices in SLICES if place == "in forward" else (SLICES[number],):
             with naming(f"{place}, {slices} of 4 along {split} sharded"):
                 model = sharded(me, Net(place, lambda w: w.square().sum()), split, slices)
                 with pytest.raises(
@@ -84,7 +85,7 @@ def test_its_values_are_refused(ranks):
 def told(me: Member) -> None:
     seen: list[tuple[torch.Size, torch.dtype]] = []
     for precision in ("fp32", "bf16"):
-        for split, slices in SLICES:
+        for split, slices in SLICES if precision == "fp32" else SLICES[1:4:2]:
             model = sharded(
                 me, Net("after the call", lambda w: seen.append((w.shape, w.dtype))), split, slices, precision
             )

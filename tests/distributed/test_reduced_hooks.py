@@ -6,6 +6,7 @@ import pytest
 import torch
 from harness import Member
 from support import blocks, plans
+from support.descriptions import describe_once
 from support.pair import Pair, adamw, naming, unused_optimizer
 from torch import nn
 
@@ -114,7 +115,7 @@ def mixed(me: Member) -> None:
             policy = osdp.MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
             model = blocks.workload().model(7, torch.float32)
             (tokens,), _ = blocks.tokens(2)
-            described = osdp.describe(model, tokens)
+            described = describe_once(model, tokens)
             plan = osdp.Plan.uniform(described, plan) if isinstance(plan, str) else plan(described)
             osdp.fully_shard(model, plan, me.group, mixed_precision=policy)
             log = Log(model)

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from harness import Member
 from support import blocks, plans
+from support.descriptions import describe_once
 from support.pair import Pair, naming
 from support.workload import Workload, vectors
 from torch import nn
@@ -27,7 +28,7 @@ def build(widths: tuple[int, ...] = (6, 8, 4), dtype: torch.dtype = torch.float6
 
 def plan_for(model: nn.Module, mode: str = "FULL_SHARD", width: int = 6) -> osdp.Plan:
     dtype = next(model.parameters()).dtype
-    return osdp.Plan.uniform(osdp.describe(model, torch.randn(2, width, dtype=dtype)), mode)
+    return osdp.Plan.uniform(describe_once(model, torch.randn(2, width, dtype=dtype)), mode)
 
 
 @contextmanager
@@ -217,7 +218,7 @@ def other_buffers(odd: bool) -> tuple[nn.Module, osdp.Plan, str]:
 
 def other_recomputation(odd: bool) -> tuple[nn.Module, osdp.Plan, str]:
     model = blocks.workload().model(0, torch.float64)
-    described = osdp.describe(model, *blocks.workload().data(0, 2, torch.float64)[0])
+    described = describe_once(model, *blocks.workload().data(0, 2, torch.float64)[0])
     plan = osdp.Plan.uniform(described, "FULL_SHARD")
     return model, plans.recomputed(plan, "hold" if odd else "regather"), r"recompute|hold|regather"
 

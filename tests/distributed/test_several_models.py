@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from harness import Member
 from support import plans
+from support.descriptions import describe_once
 from support.pair import adamw, close, naming
 from torch import nn
 
@@ -21,7 +22,7 @@ def network(seed: int, width_in: int, width_out: int) -> nn.Sequential:
 
 
 def shard(me: Member, model: nn.Module, width_in: int, mode: str) -> nn.Module:
-    described = osdp.describe(model, torch.randn(2, width_in, dtype=torch.float64))
+    described = describe_once(model, torch.randn(2, width_in, dtype=torch.float64))
     return osdp.fully_shard(model, plans.apart(osdp.Plan.uniform(described, mode)), process_group=me.group)
 
 
@@ -151,7 +152,7 @@ def several_types(me: Member, mode: str) -> None:
     for each in ("NO_SHARD", mode):
         torch.manual_seed(0)
         model = TwoTypes()
-        plan = osdp.Plan.uniform(osdp.describe(model, torch.randn(2, 5)), each)
+        plan = osdp.Plan.uniform(describe_once(model, torch.randn(2, 5)), each)
         osdp.fully_shard(model, plan, process_group=me.group)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for step in range(3):

@@ -9,6 +9,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from harness import Member
 from support import blocks, plans
+from support.descriptions import describe_once
 from support.pair import Pair, close, cut, naming
 from support.workload import Workload
 from torch import nn
@@ -27,7 +28,7 @@ def load_into_every_placement(me: Member) -> None:
     """A full state dict from one process goes into any plan, and comes out of it the same."""
     source = blocks.workload().model(99, torch.float64).state_dict()
     example = blocks.workload().data(0, 2, torch.float64)[0]
-    described = osdp.describe(blocks.workload().model(0, torch.float64), *example)
+    described = describe_once(blocks.workload().model(0, torch.float64), *example)
     for name, plan in plans.everything(described).items():
         with naming(name):
             pair = Pair(me, blocks.workload(), plan)
@@ -95,7 +96,7 @@ def whole_model(me: Member, way: str, seed: int = 0) -> nn.Module:
     model = Whole()
     if way == "class":
         return FSDP(model, me.group)
-    plan = osdp.Plan.uniform(osdp.describe(model, torch.zeros(2, 4)), way if way != "mixed" else "FULL_SHARD")
+    plan = osdp.Plan.uniform(describe_once(model, torch.zeros(2, 4)), way if way != "mixed" else "FULL_SHARD")
     if way == "mixed":
         plan = plan.replace({"body.0": osdp.Choice("NO_SHARD")})
     return osdp.fully_shard(model, plans.apart(plan), me.group)
@@ -278,7 +279,7 @@ def tied_state(me: Member) -> None:
     body = nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 8, bias=False))
     body[1].weight = body[0].weight
     whole = nn.Sequential(body)
-    plan = osdp.Plan.uniform(osdp.describe(whole, torch.zeros(2, 3, dtype=torch.long)), "FULL_SHARD")
+    plan = osdp.Plan.uniform(describe_once(whole, torch.zeros(2, 3, dtype=torch.long)), "FULL_SHARD")
     sharded = osdp.fully_shard(whole, plan, process_group=me.group)
     state = sharded.state_dict(prefix="model.")
     assert list(state) == ["model.0.0.weight", "model.0.1.weight"]
@@ -312,7 +313,7 @@ def test_a_state_dict_that_does_not_fit_is_refused_as_torch_does(ranks):
 
 def pieces_tile_every_parameter(me: Member) -> None:
     example = blocks.workload().data(0, 2, torch.float64)[0]
-    described = osdp.describe(blocks.workload().model(0, torch.float64), *example)
+    described = describe_once(blocks.workload().model(0, torch.float64), *example)
     for plan_name, plan in plans.everything(described).items():
         with naming(plan_name):
             pair = Pair(me, blocks.workload(), plan)
@@ -354,7 +355,7 @@ def buffers(me: Member) -> None:
     workload = Workload(WithBuffers, lambda s: ((torch.randn(s, 4),), torch.randn(s, 4)))
     first = workload.model(0, torch.float64)
     model = workload.model(me.rank, torch.float64)
-    described = osdp.describe(model, torch.randn(3, 4, dtype=torch.float64))
+    described = describe_once(model, torch.randn(3, 4, dtype=torch.float64))
     osdp.fully_shard(model, osdp.Plan.uniform(described, "FULL_SHARD"), process_group=me.group)
     for (name, got), (_, wanted) in zip(model.named_buffers(), first.named_buffers(), strict=True):
         assert torch.equal(got, wanted), name

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from harness import Member
 from harness.doomed import run_doomed
 from support import plans
+from support.descriptions import describe_once
 from support.pair import close, naming
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullStateDictConfig, ShardedStateDictConfig, StateDictType
@@ -32,7 +33,7 @@ def shard(me: Member, model: nn.Module, way: str) -> nn.Module:
         return FSDP(model, me.group)
     if way == "blocks":  # as FSDP2's: sharded state dicts
         return osdp.fully_shard(model, mesh=dist.device_mesh.DeviceMesh.from_group(me.group, "cpu"))
-    plan = osdp.Plan.uniform(osdp.describe(model, torch.zeros(2, 6)), way)
+    plan = osdp.Plan.uniform(describe_once(model, torch.zeros(2, 6)), way)
     return osdp.fully_shard(model, plans.apart(plan), process_group=me.group)
 
 
@@ -470,7 +471,7 @@ def sliced_and_hybrid(me: Member) -> None:
     for way in ("out", "in", "hybrid", "summoned"):
         with naming(way):
             plain, model = layers(0), layers(0)
-            described = osdp.describe(model, torch.zeros(2, 6))
+            described = describe_once(model, torch.zeros(2, 6))
             if way in ("out", "in"):
                 plan = osdp.Plan.uniform(described, "FULL_SHARD").replace(
                     {"1": osdp.Choice("FULL_SHARD", granularity=2, sharded_slices=1, split=way)}
@@ -503,7 +504,7 @@ def copies_of_parts(me: Member) -> None:
     """A part without sharded parameters can be copied, and is then a module of its own; one that has some cannot."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 2))
-    plan = osdp.Plan.uniform(osdp.describe(model, torch.zeros(2, 6)), "FULL_SHARD")
+    plan = osdp.Plan.uniform(describe_once(model, torch.zeros(2, 6)), "FULL_SHARD")
     osdp.fully_shard(model, plan.replace({"1": osdp.Choice("NO_SHARD")}), me.group)
     held = io.BytesIO()
     torch.save(model[1], held)

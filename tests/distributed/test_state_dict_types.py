@@ -7,6 +7,7 @@ import enum
 import pytest
 import torch
 from harness import Member
+from support.descriptions import describe_once
 from support.nested import Block, Net, net, train
 from support.pair import SEED, adamw, close
 from torch import Tensor, nn
@@ -232,7 +233,7 @@ def test_summoning_and_what_else_the_class_has(ranks):
 
 def files(me: Member) -> None:
     model = wrapped(me)
-    plan = osdp.Plan.uniform(osdp.describe(net(SEED), torch.zeros(2, 3, dtype=torch.long)), "FULL_SHARD", 2)
+    plan = osdp.Plan.uniform(describe_once(net(SEED), torch.zeros(2, 3, dtype=torch.long)), "FULL_SHARD", 2)
     sliced = FSDP(net(SEED + me.rank), me.group, plan=plan)
     for each in (model, sliced):
         local: dict[str, Tensor] = each.local_state_dict()

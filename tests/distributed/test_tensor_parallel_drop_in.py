@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from harness import Member
+from support.descriptions import describe_once
 from support.pair import adamw, close, naming
 from support.tensor_parallel import Net, TensorPair, loss, mesh_of, net, parallelized, tokens
 from torch.distributed import checkpoint as dcp
@@ -76,7 +77,7 @@ def low_precision(me: Member) -> None:
     ours = by_blocks(me, osdp.fully_shard, torch.float32, mp_policy=policy)
     theirs = by_blocks(me, torchs_fully_shard, torch.float32, mp_policy=policy)
     whole = parallelized(net(torch.float32), mesh_of(me, 2, 2)["tp"])
-    described = osdp.describe(whole, tokens(0, 2))
+    described = describe_once(whole, tokens(0, 2))
     mixed = osdp.MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     plan = osdp.Plan.uniform(described, "NO_SHARD")
     osdp.fully_shard(whole, plan, device_mesh=mesh_of(me, 2, 2)["dp"], mixed_precision=mixed)

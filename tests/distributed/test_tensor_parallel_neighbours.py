@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from harness import Member
+from support.descriptions import describe_once
 from support.pair import adamw, close, naming
 from support.tensor_parallel import Net, loss, mesh_of, net, parallelized, tokens
 from test_tensor_parallel import MODES, pair_of
@@ -108,7 +109,7 @@ def over_the_mesh(me: Member) -> None:
         parallelize_module(
             model, mesh["tp"], {"head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)}
         )
-        described = osdp.describe(model, tokens(0, 2))
+        described = describe_once(model, tokens(0, 2))
         osdp.fully_shard(model, osdp.Plan.uniform(described, mode), device_mesh=mesh["dp"])
         whole = net()
         batch, targets = tokens(0, 4), tokens(50, 4)
@@ -175,7 +176,7 @@ def methods(me: Member) -> None:
             torch.manual_seed(7)
             model = parallelized(Headed().double(), mesh["tp"])
             osdp.fully_shard(
-                model, osdp.Plan.uniform(osdp.describe(model, tokens(0, 2)), mode), device_mesh=mesh["dp"]
+                model, osdp.Plan.uniform(describe_once(model, tokens(0, 2)), mode), device_mesh=mesh["dp"]
             )
             x = torch.ones(2, 8, dtype=torch.float64)
             with pytest.raises(osdp.ShardingError):

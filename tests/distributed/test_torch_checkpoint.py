@@ -11,6 +11,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from harness import Member
 from support import blocks, plans
+from support.descriptions import describe_once
 from support.pair import Pair, adamw, close, naming
 from torch import distributed as dist
 from torch.distributed.checkpoint.state_dict import (
@@ -198,7 +199,7 @@ def made_before(me: Member) -> None:
     pair = Pair(me, blocks.workload(), "NO_SHARD")
     model = blocks.workload().model(7, torch.float64)
     optimizer = adamw(model.parameters())
-    plan = osdp.Plan.uniform(osdp.describe(model, *pair._part(pair.data(0))[0]), "FULL_SHARD")
+    plan = osdp.Plan.uniform(describe_once(model, *pair._part(pair.data(0))[0]), "FULL_SHARD")
     osdp.fully_shard(model, plan, me.group)
     pair.sharded, pair.sharded_optimizer = model, optimizer
     pair.both = (pair.both[0], (model, optimizer))
@@ -219,7 +220,7 @@ def stepped_before(me: Member) -> None:
         batch = pair._part(pair.data(0))[0]
         model(*batch).square().mean().backward()
         optimizer.step(), optimizer.zero_grad()
-        osdp.fully_shard(model, osdp.Plan.uniform(osdp.describe(model, *batch), "FULL_SHARD"), me.group)
+        osdp.fully_shard(model, osdp.Plan.uniform(describe_once(model, *batch), "FULL_SHARD"), me.group)
         model(*batch).square().mean().backward()
         before = [p.detach().clone() for p in model.parameters()]
         stepped = r"of 'embed\.weight' in (AdamW|SGD) has the full shape .* stepped before fully_shard"

@@ -8,6 +8,7 @@ import pytest
 import torch
 from harness import Member
 from support import blocks, plans
+from support.descriptions import describe_once
 from support.pair import Pair, close, naming
 from torch import nn
 from torch.nn.utils import clip_grad_norm_, get_total_norm  # as scripts do: before anything is sharded
@@ -66,7 +67,7 @@ def parts_of_models(me: Member) -> None:
     x = torch.randn(2 * me.world, 6)
     for (whole, sharded), mode in zip(models, ("FULL_SHARD", "SHARD_GRAD_OP"), strict=True):
         sharded.load_state_dict(whole.state_dict())
-        osdp.fully_shard(sharded, osdp.Plan.uniform(osdp.describe(sharded, x), mode), me.group)
+        osdp.fully_shard(sharded, osdp.Plan.uniform(describe_once(sharded, x), mode), me.group)
         whole(x).square().sum().backward()
         (sharded(me.part(x)).square().sum() * me.world).backward()
     lone = nn.Parameter(torch.ones(3))

@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from harness import Member
+from support.descriptions import describe_once
 from support.nested import Net, net, train
 from support.pair import SEED, close
 from test_fsdp_module import full_gradients, sharded_by
@@ -338,7 +339,7 @@ def sync_in_every_mode(me: Member, mode: str) -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4))
     whole = copy.deepcopy(model)
     plan = osdp.Plan.uniform(
-        osdp.describe(model, torch.zeros(2, 4)), "FULL_SHARD" if mode == "slices" else mode.partition(" ")[0]
+        describe_once(model, torch.zeros(2, 4)), "FULL_SHARD" if mode == "slices" else mode.partition(" ")[0]
     )
     if mode == "slices":
         plan = plan.replace({"0": osdp.Choice("FULL_SHARD", granularity=2, sharded_slices=1, split="out")})

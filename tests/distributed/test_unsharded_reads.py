@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from harness import Member
+from support.descriptions import describe_once
 from support.nested import net, train
 from support.pair import SEED, close
 from test_fsdp_module import full_gradients, sharded_by
@@ -291,7 +292,7 @@ def slices(me: Member) -> None:
     """A weight that is computed in slices has no full value to show: said by its name."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4))
-    plan = osdp.Plan.uniform(osdp.describe(model, torch.zeros(2, 4)), "FULL_SHARD")
+    plan = osdp.Plan.uniform(describe_once(model, torch.zeros(2, 4)), "FULL_SHARD")
     plan = plan.replace({"0": osdp.Choice("FULL_SHARD", granularity=2, sharded_slices=2, split="out")})
     osdp.fully_shard(model, plan, process_group=me.group)
     for part in model:

@@ -182,13 +182,16 @@ def peaks_under_limits(
 
 READ_OFTEN = [
     ({"readers": 2}, {"modes": "FULL_SHARD"}),
-    ({"readers": 2}, {"modes": ("NO_SHARD", "FULL_SHARD"), "whole": "embed"}),
     ({"readers": 3}, {}),
     ({"readers": 2, "frozen": True}, {"precision": "bf16-reduce-fp32"}),
-    ({"readers": 2}, {"modes": "NO_SHARD", "precision": "bf16-reduce-fp32"}),
-    ({"calls": 2}, {"modes": "FULL_SHARD", "granularity": 1}),
     ({"calls": 3}, {"modes": ("NO_SHARD", "FULL_SHARD"), "whole": "wide"}),
 ]
+MORE_OF_THEM = [
+    ({"readers": 2}, {"modes": ("NO_SHARD", "FULL_SHARD"), "whole": "embed"}),
+    ({"readers": 2}, {"modes": "NO_SHARD", "precision": "bf16-reduce-fp32"}),
+    ({"calls": 2}, {"modes": "FULL_SHARD", "granularity": 1}),
+]
+READ_OFTEN += [pytest.param(case, marks=pytest.mark.extras) for case in MORE_OF_THEM]
 
 
 @pytest.mark.parametrize("case", READ_OFTEN, ids=str)

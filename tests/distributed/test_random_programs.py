@@ -18,7 +18,7 @@ from support.workload import Workload, vectors
 
 import osdp
 
-AT_ONCE = 6
+AT_ONCE = 4
 PROGRAMS = int(os.environ.get("OSDP_PROGRAMS", AT_ONCE))  # on each number of ranks
 
 

@@ -163,9 +163,8 @@ def test_recomputed_blocks_are_tried_too(ranks) -> None:
     assert len(slowdowns) == 1 and 1.0 <= slowdowns.pop() <= 4.0
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_the_model_is_left_as_it_was_and_ranks_agree(ranks, world: int) -> None:
-    assert len(set(ranks(is_left_as_it_was, world=world))) == 1
+def test_the_model_is_left_as_it_was_and_ranks_agree(ranks) -> None:
+    assert len(set(ranks(is_left_as_it_was, world=3))) == 1
 
 
 def test_a_model_that_cannot_be_copied_is_profiled_without_trials(ranks) -> None:

@@ -66,7 +66,7 @@ def test_tied_models_keep_the_smallest_limit_and_random_ones(trainable: bool) ->
         with pytest.raises(osdp.InfeasibleError):
             osdp.search(description, memory=least - 1, **arguments)
         r = random.Random(seed)
-        for limit in (least, *(r.randint(least, 4 * least) for _ in range(4))):
+        for limit in (least, *(r.randint(least, 4 * least) for _ in range(2))):
             keeps_its_limit(osdp.search(description, memory=limit, **arguments))
 
 

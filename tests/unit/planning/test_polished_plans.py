@@ -23,8 +23,9 @@ def searched(hardware: Hardware, memory: str = "24MiB", **arguments: object) -> 
     )
 
 
-@pytest.mark.parametrize("hardware", [HIDING, HIDDEN])
-@pytest.mark.parametrize("memory", ["18MiB", "24MiB", "40MiB"])
+@pytest.mark.parametrize(
+    ("hardware", "memory"), [(HIDING, "18MiB"), (HIDDEN, "18MiB"), (HIDDEN, "24MiB"), (HIDING, "40MiB")]
+)
 def test_no_part_of_the_space_has_a_plan_below_the_bound(hardware: Hardware, memory: str) -> None:
     plan = searched(hardware, memory)
     assert verify(plan) == "" and verify(plan, search=True) == ""

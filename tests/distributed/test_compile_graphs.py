@@ -106,7 +106,7 @@ def beside_fsdp2(me: Member, units: str, compile_it: Callable[..., Any], backend
         pytest.param(compile_model, "blocks", 6, marks=pytest.mark.extras),
         (compile_in_place, "blocks", 6),
         pytest.param(compile_blocks, "blocks", 0, marks=pytest.mark.extras),
-        (compile_model, "operators", 9),
+        pytest.param(compile_model, "operators", 9, marks=pytest.mark.extras),
         (compile_blocks, "operators", 3),
     ],
 )

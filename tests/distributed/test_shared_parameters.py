@@ -124,11 +124,11 @@ WORKLOADS = {
 
 
 def train(me: Member, name: str) -> None:
-    train_all(me, WORKLOADS[name], lambda d: plans.everything(d, mixtures=2), steps=3)
+    train_all(me, WORKLOADS[name], lambda d: plans.everything(d, mixtures=2), steps=2)
 
 
 def accumulate(me: Member, name: str) -> None:
-    train_all(me, WORKLOADS[name], plans.uniform, steps=3, micros=2, no_sync=True)
+    train_all(me, WORKLOADS[name], plans.uniform, steps=2, micros=2, no_sync=True)
 
 
 @pytest.mark.parametrize(("name", "world"), [(name, 2 + i % 2) for i, name in enumerate(WORKLOADS)])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -141,8 +142,23 @@ def described(name: str, attention: str) -> tuple[nn.Module, ModelDescription]:
     return model, osdp.describe(model, **sample(2))
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", MODELS)
+def some(every: Iterable[Any], *in_ci: Any) -> list[Any]:
+    """Parameters of a test: those of `in_ci` run in CI, the others in `make test-extras`."""
+    each = [(one if isinstance(one, tuple) else (one,), one in in_ci) for one in every]
+    return [pytest.param(*one, marks=[] if here else pytest.mark.extras) for one, here in each]
+
+
+WAYS = [
+    ("gpt2", "sdpa"),
+    ("opt", "eager"),
+    ("llama", "sdpa"),
+    ("bert", "eager"),
+    ("t5", "eager"),
+    ("swin", "eager"),
+]
+
+
+@pytest.mark.parametrize(("name", "attention"), some(product(MODELS, ("sdpa", "eager")), *WAYS))
 def test_bytes_are_those_of_a_real_forward_at_every_batch_size(name: str, attention: str) -> None:
     model, description = described(name, attention)
     assert description.parameter_bytes == sum(p.nbytes for p in model.parameters())
@@ -159,7 +175,7 @@ def test_saved_bytes_are_what_the_allocator_gives_out(name: str) -> None:
     assert described_saved_bytes(description, 8) == pytest.approx(live, rel=0.01)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "t5", "swin"])
+@pytest.mark.parametrize("name", some(("gpt2", "llama", "t5", "swin"), "gpt2", "t5"))
 def test_what_the_model_returns_is_there_beside_what_it_saves(name: str) -> None:
     """Logits, and a cache of keys and values in an object of its own; each tensor once, saved or not."""
     build, sample = MODELS[name]
@@ -171,7 +187,7 @@ def test_what_the_model_returns_is_there_beside_what_it_saves(name: str) -> None
     assert described_saved_bytes(description, 8) + held == pytest.approx(live, rel=0.01)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", some(MODELS, "gpt2", "t5"))
 def test_the_meta_device_tells_the_same(name: str) -> None:
     build, sample = MODELS[name]
     with torch.device("meta"):

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from osdp.fsdp.drop_in import FullyShardedDataParallel as FullyShardedDataParallel
     from osdp.fsdp.fsdp_module import FSDPModule as FSDPModule
     from osdp.hardware.hardware import Hardware as Hardware
+    from osdp.parallel.parallelize import parallelize as parallelize
     from osdp.plan.choice import Choice as Choice
     from osdp.plan.mixed_precision import MixedPrecision as MixedPrecision
     from osdp.plan.parallel_plan import ParallelPlan as ParallelPlan
@@ -74,6 +75,7 @@ _PUBLIC = {
     "verify": "planning.verify",
     "frontier": "planning.frontier",
     "fully_shard": "fsdp.composable",
+    "parallelize": "parallel.parallelize",
     "MixedPrecision": "plan.mixed_precision",
     "ShardedGradScaler": "sharding.grad_scaler",
     "no_sync": "sharding.step_scopes",
@@ -132,6 +134,7 @@ __all__ = [
     "fully_shard",
     "load",
     "no_sync",
+    "parallelize",
     "profile",
     "register_forward_method",
     "report",

@@ -171,7 +171,7 @@ def _fully_shard(
     grid = agreed_grid(together, plan, grid, ranks_per_host)
     place = survey(together, model, group, device_id, offload, initialise)
     offload = offload_module.rests_apart(offload, place.device)
-    warn_of_another_machine(plan.hardware, place.device, together.world_size)
+    warn_of_another_machine(plan.hardware, place.device, together.world_size * _replica(plan))
     was = AsItWas(model)
     try:
         placing: Placing | None = None
@@ -200,6 +200,12 @@ def _fully_shard(
     del was, placing  # the full values
     _measure_rest(sharded)
     return model
+
+
+def _replica(plan: Plan) -> int:
+    """Ranks that hold the model together, of all the plan's stages."""
+    stage = plan.searched.stage if plan.searched is not None else None
+    return stage.stages * stage.tensor_parallel if stage is not None else 1
 
 
 def _shard_copy(model: nn.Module, source: Sharded, rows: CopiedRows) -> Sharded:

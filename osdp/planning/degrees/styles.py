@@ -93,7 +93,7 @@ def styles_of(description: ModelDescription, plan: Mapping[str, str]) -> dict[st
             name = name.rpartition(".")[0]
     styles: dict[str, str] = {}
     for pattern, style in plan.items():
-        matches = _matching(pattern, modules)
+        matches = matching(pattern, modules)
         if not matches:
             raise InvalidProblemError(
                 f"tp_plan[{pattern!r}] names no module of {description.name}; it has {', '.join(list(modules)[:6])}, ..."
@@ -104,7 +104,7 @@ def styles_of(description: ModelDescription, plan: Mapping[str, str]) -> dict[st
     return {name: style for name, style in styles.items() if name in owned and style != "module"}
 
 
-def _matching(pattern: str, modules: Mapping[str, None]) -> list[str]:
+def matching(pattern: str, modules: Mapping[str, None]) -> list[str]:
     """Names that the pattern matches, also without the name of the module around them (a base model's plan)."""
     parts = (
         "[^.]+" if part == "*" else re.escape(part).replace(r"\*", "[^.]*") for part in pattern.split(".")

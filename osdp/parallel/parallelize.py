@@ -1,0 +1,112 @@
+"""parallelize: carries out a ParallelPlan."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+from osdp.errors import DisagreementError, InvalidProblemError, PlanMismatchError, ProcessGroupError
+from osdp.parallel.owners import Owners
+from osdp.parallel.pipeline import Pipeline
+from osdp.parallel.stage_module import check_entries, cut_to_stage
+from osdp.parallel.tensor_styles import check_styles, parallelize_stage
+from osdp.plan.parallel_plan import ParallelPlan
+from osdp.ranks.rank_group import Together
+from osdp.sharding.fully_shard import fully_shard
+
+_SCHEDULES = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
+
+
+def parallelize(
+    model: nn.Module,
+    plan: ParallelPlan,
+    loss_fn: Callable[[Tensor, Any], Tensor],
+    *,
+    tp_plan: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Pipeline:
+    """Divide `model` as `plan` says: tensor parallelism, stages, and each stage sharded by its plan. Collective over all
+    ranks; `model` is cut to this rank's stage in place.
+
+    `loss_fn(output, target)`: the mean over a micro-batch, computed by the last stage. `tp_plan`: torch's styles, as
+    `osdp.search` got them, needed where they have layouts of their own (SequenceParallel). `options` are those of
+    `osdp.fully_shard` with a plan (initialise=, mixed_precision=, ...). Ranks are numbered (pipeline, data, tensor), as the
+    search assumed. docs/pipelines.md says what a model's forward may do.
+
+    Raises, on all ranks and with nothing changed: ProcessGroupError without a process group, PlanMismatchError for another
+    world size or model, DisagreementError if ranks differ in the plan, and InvalidProblemError for a stage that has no
+    parameters or no module where it begins, a parameter tied across stages, DTensors, and styles without layouts.
+
+    >>> plan = osdp.search(model, (tokens,), world_size=4, global_batch_size=16, pipeline_parallel=2, memory="8GB")
+    >>> pipeline = osdp.parallelize(model, plan, loss_fn)
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        raise ProcessGroupError(
+            "osdp.parallelize needs a process group: call torch.distributed.init_process_group first"
+        )
+    together = Together(None, "osdp.parallelize")
+    owners = together.do("checking the plan", lambda: _checked(model, plan, loss_fn, tp_plan))
+    if len(set(together.all(hashlib.sha256(plan.dumps().encode()).hexdigest()))) > 1:
+        raise DisagreementError(
+            "ranks have different plans: search on one rank and load its file, or broadcast it"
+        )
+    device = _device_of(model, options.get("device_id"))
+    mesh = _mesh(plan, device)
+    stage = mesh["pp"].get_local_rank()
+    passing = cut_to_stage(model, owners, stage, _entries(plan))
+    if plan.tensor_parallel > 1:
+        parallelize_stage(model, plan.description, plan.tp_plan, tp_plan, mesh["tp"])
+    fully_shard(model, plan.stages[stage].plan, device_mesh=mesh["dp"], **options)
+    made = PipelineStage(model, stage, len(plan.stages), device, group=mesh["pp"].get_group())
+    # torch has no 1F1B for fewer micro-batches than stages, which never fill the pipeline.
+    kind = _SCHEDULES[plan.schedule] if plan.micro_batches >= len(plan.stages) else ScheduleGPipe
+    schedule = kind(made, plan.micro_batches, loss_fn=loss_fn)
+    return Pipeline(plan, stage, model, mesh, schedule, passing)
+
+
+def _checked(
+    model: nn.Module, plan: ParallelPlan, loss_fn: object, tp_plan: Mapping[str, Any] | None
+) -> Owners:
+    if not isinstance(plan, ParallelPlan):
+        raise InvalidProblemError(
+            f"osdp.parallelize takes the osdp.ParallelPlan of a search with degrees, not a {type(plan).__name__}; with a "
+            "Plan use osdp.fully_shard(model, plan)"
+        )
+    if not callable(loss_fn):
+        raise InvalidProblemError(f"loss_fn must be a function of output and target, not {loss_fn!r}")
+    if plan.world_size != dist.get_world_size():
+        raise PlanMismatchError(
+            f"the plan is for {plan.world_size} ranks ({plan.tensor_parallel} x {plan.pipeline_parallel} x "
+            f"{plan.data_parallel}), and there are {dist.get_world_size()}"
+        )
+    owners = Owners(model, plan)
+    check_entries(model, owners, _entries(plan))
+    if plan.tensor_parallel > 1:
+        check_styles(plan.tp_plan, tp_plan, model)
+    return owners
+
+
+def _entries(plan: ParallelPlan) -> list[str]:
+    return [stage.modules[0] for stage in plan.stages]
+
+
+def _mesh(plan: ParallelPlan, device: torch.device) -> DeviceMesh:
+    sizes = (plan.pipeline_parallel, plan.data_parallel, plan.tensor_parallel)
+    return init_device_mesh(device.type, sizes, mesh_dim_names=("pp", "dp", "tp"))
+
+
+def _device_of(model: nn.Module, asked: Any) -> torch.device:
+    if asked is not None:
+        return torch.device(asked)
+    device = next(model.parameters()).device
+    if device.type != "meta":
+        return device
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return accelerator or torch.device("cpu")

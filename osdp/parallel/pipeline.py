@@ -1,0 +1,125 @@
+"""Pipeline: a model that `osdp.parallelize` has divided, as one rank has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from osdp.errors import InvalidProblemError, ShardingError
+from osdp.parallel.stage_module import INPUT, Crossing, Passing
+from osdp.plan.parallel_plan import ParallelPlan
+
+
+class Pipeline:
+    """This rank's stage, and torch's schedule. All methods are collective over all ranks of the plan.
+
+    >>> pipeline = osdp.parallelize(model, plan, loss_fn)
+    >>> optimizer = torch.optim.AdamW(pipeline.parameters())
+    >>> loss = pipeline.step(tokens, target=targets)
+    """
+
+    def __init__(
+        self,
+        plan: ParallelPlan,
+        stage: int,
+        module: nn.Module,
+        mesh: DeviceMesh,
+        schedule: Any,
+        passing: Passing,
+    ) -> None:
+        self.plan, self.stage = plan, stage  # `stage`: the number of this rank's
+        self.module = module  # the model, cut to the stage and sharded
+        self.mesh = mesh  # dimensions "pp", "dp", "tp"
+        self.schedule = schedule  # torch's: its `step` is what `step` here calls
+        self._passing = passing
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Those of this rank's stage, for an optimizer."""
+        return self.module.parameters()
+
+    @property
+    def first(self) -> bool:
+        return self.stage == 0
+
+    @property
+    def last(self) -> bool:
+        return self.stage == len(self.plan.stages) - 1
+
+    def step(self, *args: Any, target: Any = None, **kwargs: Any) -> Tensor:
+        """Forward and backward of one step: gradients are those of the mean loss over the whole batch. Returns this loss, on
+        every rank.
+
+        `args` and `kwargs`: the model's inputs, of this rank's replica (`micro_batches * micro_batch_size` samples,
+        dimension 0), equal on its ranks; each stage computes masks and positions from them. `target`: what the loss gets
+        beside the model's output.
+
+        Raises InvalidProblemError for another number of samples, and in the first step, on all ranks of the pipeline,
+        ShardingError if forward passes more between stages than one tensor.
+        """
+        self._check_samples((*args, target, *kwargs.values()))
+        if not self.first:
+            kwargs |= {f"{INPUT}{i}": value for i, value in enumerate(args)}
+            args = ()
+        losses: list[Tensor] = []
+        self.schedule.step(*args, target=target if self.last else None, losses=losses, **kwargs)
+        if self._passing.looks:
+            self._compare_cuts()
+        here = torch.stack([loss.detach() for loss in losses]).mean() if losses else None
+        value = torch.zeros((), device=_device(self.module)) if here is None else here.float()
+        dist.all_reduce(value)
+        return value / (self.plan.data_parallel * self.plan.tensor_parallel)
+
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """Scale all gradients so that their norm, over all stages, is `max_norm` at most. Returns the norm."""
+        parameters = list(self.module.parameters())
+        grads = [p.grad for p in parameters if p.grad is not None]
+        norm = nn.utils.get_total_norm(grads)
+        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        square = norm.detach().square()
+        dist.all_reduce(square, group=self.mesh["pp"].get_group())
+        total = square.sqrt()
+        nn.utils.clip_grads_with_norm_(parameters, max_norm, total)
+        return total
+
+    def _check_samples(self, values: tuple[Any, ...]) -> None:
+        samples = self.plan.micro_batches * self.plan.micro_batch_size
+        for value in values:
+            if isinstance(value, Tensor) and value.dim() and value.shape[0] != samples:
+                raise InvalidProblemError(
+                    f"the plan has {samples} samples a step for each replica ({self.plan.micro_batches} micro-batches of "
+                    f"{self.plan.micro_batch_size}), but a tensor with {value.shape[0]} was passed"
+                )
+
+    def _compare_cuts(self) -> None:
+        """Note [A model cut to one stage]. Collective in the first step."""
+        passing = self._passing
+        passing.looks = False
+        found: list[tuple[Crossing | None, Crossing | None] | None] = [None] * len(self.plan.stages)
+        group = self.mesh["pp"].get_group()
+        dist.all_gather_object(found, (passing.entered, passing.left), group=group)
+        for stage in range(1, len(found)):
+            before, here = found[stage - 1], found[stage]
+            if before is not None and here is not None and before[1] != here[0]:
+                raise ShardingError(
+                    f"between stages {stage - 1} and {stage} of the pipeline more than one tensor passes: "
+                    f"{self.plan.stages[stage].modules[0]!r} was called with {_difference(before[1], here[0])}. A stage "
+                    "gets its first module's first tensor from the one before, and computes the rest from the model's inputs"
+                )
+
+
+def _difference(left: Crossing | None, right: Crossing | None) -> str:
+    sent = dict(left.arguments) if left else {}
+    found = dict(right.arguments) if right else {}
+    name = next(n for n in {**sent, **found} if sent.get(n) != found.get(n))
+    return (
+        f"argument {name} {sent.get(name, 'missing')} in the one, {found.get(name, 'missing')} in the other"
+    )
+
+
+def _device(module: nn.Module) -> torch.device:
+    return next(module.parameters()).device

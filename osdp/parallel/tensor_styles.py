@@ -1,0 +1,63 @@
+"""torch's styles of tensor parallelism for the modules of a stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from osdp.description.model_description import ModelDescription
+from osdp.errors import InvalidProblemError
+from osdp.planning.degrees.styles import matching, plan_of, styles_of
+
+
+def check_styles(plan: Mapping[str, str], given: Mapping[str, Any] | None, model: nn.Module) -> None:
+    """Raises InvalidProblemError for a `given` plan that is not the one that was searched, and for a plan whose styles need
+    layouts that only torch's objects have."""
+    if given is not None:
+        if plan_of(given, model) != dict(plan):
+            raise InvalidProblemError(
+                f"tp_plan= has other styles than the plan was searched with: {plan_of(given, model)} and {dict(plan)}"
+            )
+    elif needs := sorted({s for s in plan.values() if s in ("sequence", "module")}):
+        raise InvalidProblemError(
+            f"the plan has tensor parallelism in the style {needs[0]!r}, of which it does not keep the layouts: pass "
+            "tp_plan= with torch's objects, those that osdp.search was given"
+        )
+
+
+def parallelize_stage(
+    model: nn.Module,
+    description: ModelDescription,
+    plan: Mapping[str, str],
+    given: Mapping[str, Any] | None,
+    mesh: DeviceMesh,
+) -> None:
+    """Divide the parameters of a stage over `mesh`. `description`: of the whole model; modules of other stages are gone."""
+    modules = {name: m for name, m in model.named_modules() if not _stands_in(m)}
+    if given is not None and not any(isinstance(style, str) for style in given.values()):
+        styles: dict[str, Any] = {}
+        for pattern, style in given.items():
+            styles |= {name: style for name in matching(pattern, modules) if name not in styles}
+    else:
+        found = styles_of(description, plan)
+        styles = {name: _style(s, modules[name]) for name, s in found.items() if name in modules}
+    parallelize_module(model, mesh, styles)
+
+
+def _style(style: str, module: nn.Module) -> Any:
+    if style == "colwise":
+        return ColwiseParallel()
+    if style == "colwise_gathered":
+        return ColwiseParallel(output_layouts=Replicate())
+    if isinstance(module, nn.Embedding):
+        return RowwiseParallel(input_layouts=Replicate())
+    return RowwiseParallel()
+
+
+def _stands_in(module: nn.Module) -> bool:
+    return type(module).__name__ == "StandIn"

@@ -1,0 +1,217 @@
+"""osdp.parallelize carries out a ParallelPlan: losses and weights are one process's."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from harness import Member
+from support.pair import close
+from support.tensor_parallel import mesh_of
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+import osdp
+
+WIDTH, INNER, WORDS, LENGTH, LAYERS, SAMPLES = 8, 16, 24, 6, 4, 8
+STYLES = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, INNER), nn.Linear(INNER, WIDTH)
+
+    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        y = self.down(torch.tanh(self.up(self.norm(x))))
+        return x + y if bias is None else x + y * bias
+
+
+class Net(nn.Module):
+    """Two embeddings that are added, a parameter of its own, a mask made of its inputs, blocks, a norm and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.position = nn.Embedding(WORDS, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
+
+    def embedded(self, tokens: Tensor) -> Tensor:
+        return self.token(tokens) + self.position(torch.arange(tokens.shape[1], device=tokens.device))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedded(tokens)
+        even = (tokens % 2 == 0).unsqueeze(-1).to(x.dtype)
+        for i, block in enumerate(self.blocks):
+            x = block(x * (1 + i / 8), even)
+        return self.head(self.norm(x))
+
+
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net().double()
+
+
+def batch(step: int) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(100 + step)
+    data = torch.randint(0, WORDS, (SAMPLES, LENGTH + 1))
+    return data[:, :-1], data[:, 1:]
+
+
+def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def plan_for(model: nn.Module, tensor: int, pipeline: int, ranks: int, **asked: Any) -> osdp.ParallelPlan:
+    plan = osdp.search(
+        model,
+        (batch(0)[0][:2],),
+        **{
+            "memory": "8GiB",
+            "world_size": ranks,
+            "hardware": "a100-8",
+            "global_batch_size": SAMPLES,
+            "batch_size": 1,
+            "tensor_parallel": tensor,
+            "pipeline_parallel": pipeline,
+            "tp_plan": STYLES if tensor > 1 else None,
+            "gap": 0.5,
+            **asked,
+        },
+    )
+    assert isinstance(plan, osdp.ParallelPlan)
+    return plan
+
+
+def trains(me: Member, tensor: int, pipeline: int, asked: dict[str, Any]) -> None:
+    model, whole = net(), net()
+    plan = plan_for(model, tensor, pipeline, me.world, **asked)
+    pipe = osdp.parallelize(model, plan, loss_of)
+    optimizers = [torch.optim.SGD(p, lr=0.5) for p in (pipe.parameters(), whole.parameters())]
+    size, replica = SAMPLES // plan.data_parallel, pipe.mesh["dp"].get_local_rank()
+    for step in range(3):
+        tokens, targets = batch(step)
+        mine = slice(replica * size, (replica + 1) * size)
+        found = pipe.step(tokens[mine], target=targets[mine])
+        wanted = loss_of(whole(tokens), targets)
+        wanted.backward()
+        torch.testing.assert_close(found.double(), wanted.detach(), rtol=1e-6, atol=0)
+        norms = pipe.clip_grad_norm_(0.3), nn.utils.clip_grad_norm_(whole.parameters(), 0.3)
+        close(norms[0], norms[1], 1e-9, "norm")
+        for optimizer in optimizers:
+            optimizer.step(), optimizer.zero_grad()
+    own, all_of_it = pipe.module.state_dict(), whole.state_dict()
+    assert set(own) < set(all_of_it) or pipeline == 1
+    for name, value in own.items():
+        close(value.full_tensor() if isinstance(value, DTensor) else value, all_of_it[name], 1e-9, name)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "pipeline", "asked"),
+    [
+        (1, 2, {"modes": ["FULL_SHARD"]}),
+        (2, 2, {"schedule": "gpipe"}),
+        (2, 1, {}),
+    ],
+)
+def test_training_is_one_processs(ranks, tensor, pipeline, asked):
+    ranks(trains, tensor, pipeline, asked, world=4)
+
+
+class Tied(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head.weight = self.token.weight
+
+
+class Kept(Net):
+    """The first block's input goes into every block."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = first = self.embedded(tokens)
+        for block in self.blocks:
+            x = block(x, first)
+        return self.head(self.norm(x))
+
+
+class Made(Net):
+    """A first block would make a bias for all others; None means none."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x, bias = self.embedded(tokens), None
+        for block in self.blocks:
+            x = block(x, bias)
+            bias = torch.tanh(x) if isinstance(block, Block) else None
+        return self.head(self.norm(x))
+
+
+def parameters_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(p.shape) for name, p in model.named_parameters(remove_duplicate=False)}
+
+
+def refusals(me: Member) -> None:
+    plan = plan_for(net(), 1, 2, me.world)
+    divided = parallelize_module(net(), mesh_of(me, 2, 2)["tp"], {"blocks.0.up": ColwiseParallel()})
+    cases: list[tuple[nn.Module, Any, type[Exception], str]] = [
+        (
+            net(),
+            osdp.Plan.uniform(osdp.describe(net(), batch(0)[0]), "NO_SHARD"),
+            osdp.InvalidProblemError,
+            "not a Plan",
+        ),
+        (net(), dataclasses.replace(plan, world_size=8), osdp.PlanMismatchError, "for 8 ranks"),
+        (
+            nn.Sequential(net()),
+            plan,
+            osdp.PlanMismatchError,
+            "another model: blocks.0.down.bias, .* 0.blocks.0.down.bias",
+        ),
+        (Tied().double(), plan, osdp.InvalidProblemError, "'head.weight' is tied to one of stage 0"),
+        (divided, plan, osdp.InvalidProblemError, "'blocks.0.up.weight' is a DTensor"),
+        (
+            net(),
+            without_first(plan),
+            osdp.InvalidProblemError,
+            "stage 1 begins at 'blocks', which is no module of it",
+        ),
+    ]
+    for model, given, kind, message in cases:
+        before = parameters_of(model)
+        with pytest.raises(kind, match=message):
+            osdp.parallelize(model, given, loss_of)
+        assert parameters_of(model) == before and "forward" not in vars(model)
+    if me.rank == 1:  # on this rank alone
+        plan = dataclasses.replace(plan, step_time_s=2 * plan.step_time_s)
+    with pytest.raises(osdp.DisagreementError, match="different plans"):
+        osdp.parallelize(net(), plan, loss_of)
+
+
+def without_first(plan: osdp.ParallelPlan) -> osdp.ParallelPlan:
+    last = dataclasses.replace(plan.stages[1], modules=("blocks", *plan.stages[1].modules[1:]))
+    return dataclasses.replace(plan, stages=(plan.stages[0], last))
+
+
+def test_what_cannot_be_is_refused_before_anything_changes(ranks):
+    ranks(refusals, world=4)
+
+
+def crossings(me: Member) -> None:
+    """What passes a cut beside one tensor is named by both sides, in the first step."""
+    tokens, targets = batch(0)
+    for kind in (Kept, Made):
+        model = kind().double()
+        pipe = osdp.parallelize(model, plan_for(model, 1, 2, me.world), loss_of)
+        with pytest.raises(
+            osdp.ShardingError, match=r"more than one tensor passes: 'blocks.[23]' was called with argument 1"
+        ):
+            pipe.step(tokens[:4], target=targets[:4])
+    pipe = osdp.parallelize(model := net(), plan_for(model, 1, 2, me.world), loss_of)
+    with pytest.raises(osdp.InvalidProblemError, match=r"4 samples a step.*with 6"):
+        pipe.step(tokens[:6], target=targets[:6])
+
+
+def test_what_passes_a_cut_beside_one_tensor_is_named(ranks):
+    ranks(crossings, world=4)

@@ -56,7 +56,7 @@ def wrapped(me: Member, count: int) -> None:
     for name, build in list(kinds.items())[:count]:
         with naming(name):
             pair = TensorPair(build(), net(tied=name == "tied"), me.rank // 2, me.world // 2)
-            pair.train()
+            pair.train(steps=2)
             pair.same_parameters()
 
 
@@ -83,7 +83,7 @@ def low_precision(me: Member) -> None:
     osdp.fully_shard(whole, plan, device_mesh=mesh_of(me, 2, 2)["dp"], mixed_precision=mixed)
     models = {"FSDP2": theirs, "FULL_SHARD": ours, "NO_SHARD": whole}
     optimizers = {name: torch.optim.SGD(model.parameters(), lr=0.5) for name, model in models.items()}
-    for step in range(3):
+    for step in range(2):
         for name, model in models.items():
             step_of(model, optimizers[name], me, 10 * step)
     wanted = full(theirs.state_dict())

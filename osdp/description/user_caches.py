@@ -55,6 +55,7 @@ class Places:
     def __init__(self) -> None:
         self._dicts: list[tuple[Any, dict[Any, Any]]] = []  # a module, class or function, or a dict
         self._lists: list[tuple[Any, list[Any]]] = []  # or sets
+        self._bare: list[FunctionType] = []  # functions without attributes
         self._cells: list[tuple[CellType, Any]] = []
         self._caches: list[tuple[Any, int]] = []  # of functools, and how many results they hold
         self._seen: set[int] = set()
@@ -89,6 +90,8 @@ class Places:
     def _remember_function(self, function: FunctionType, module: str) -> None:
         if function.__dict__:
             self._remember_attributes(function, module)
+        else:
+            self._bare.append(function)
         for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             self._remember(default, module)
         for cell in function.__closure__ or ():
@@ -99,8 +102,11 @@ class Places:
             self._cells.append((cell, content))
             self._remember(content, module)
 
+    def _all_dicts(self) -> list[tuple[Any, dict[Any, Any]]]:
+        return [*self._dicts, *((function, {}) for function in self._bare if function.__dict__)]
+
     def restore(self) -> None:
-        for place, was in self._dicts:
+        for place, was in self._all_dicts():
             now = place if isinstance(place, dict) else vars(place)
             if _same(now.values(), was.values()):
                 continue
@@ -119,7 +125,7 @@ class Places:
 
     def rewind(self) -> None:
         """Put everything back but what was imported, for another trace from the same state."""
-        for place, was in self._dicts:
+        for place, was in self._all_dicts():
             now = place if isinstance(place, dict) else vars(place)
             changed = [(k, v) for k, v in list(now.items()) if v is not was.get(k, now)]
             for key in [k for k, v in changed if not isinstance(v, (ModuleType, FunctionType, type))]:

@@ -52,14 +52,14 @@ help:  ## this list
 demo: $(STAMPS)/built  ## train a GPT on 2 ranks: describe, profile, search, shard, train, checkpoint (2 minutes, and 5 the first time)
 	@examples/demo.sh "$(PY)" $(RANKS) $(ARGS)
 
-# Packages are mostly download, and the tests under the thread sanitizer mostly wait: others run beside them.
+# Packages are mostly download, and ranks and the tests under the thread sanitizer mostly wait: others run beside them.
 .PHONY: test
 test: $(STAMPS)/tools  ## all tests: C++ under sanitizers, then Python
 	@$(MAKE) -s $(STAMPS)/packages & packages=$$!; $(MAKE) test-sanitize; wait $$packages
 	@$(MAKE) build
-	@$(MAKE) JOBS=1 CPP_TESTS=4 test-threads >build/threads.out 2>&1 & threads=$$!; status=0; \
-	  $(MAKE) test-units || status=$$?; wait $$threads || status=$$?; cat build/threads.out; exit $$status
-	@$(MAKE) test-ranks
+	@$(MAKE) test-units
+	@( status=0; $(MAKE) JOBS=1 CPP_TESTS=4 test-threads >build/threads.out 2>&1 || status=$$?; cat build/threads.out; exit $$status ) & \
+	  threads=$$!; status=0; $(MAKE) test-ranks || status=$$?; wait $$threads || status=$$?; exit $$status
 
 # What finds most for its time: plans against brute force, what is refused, and gradients against one process's.
 CHECK := tests/unit/planning/test_search.py tests/unit/planning/test_limits.py tests/unit/planning/test_verify.py tests/unit/test_public_names.py \

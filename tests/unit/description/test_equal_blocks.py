@@ -193,7 +193,7 @@ def described(make: Callable[[], nn.Module], sample: torch.Tensor, least: int) -
         block_runs.LEAST = before
 
 
-@settings(max_examples=15, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(max_examples=6, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(
     st.sampled_from(KINDS),
     st.sampled_from(ODD),

@@ -162,6 +162,10 @@ class Ownership:
         for name in self.parameters:
             self.owned.setdefault(name.rpartition(".")[0], []).append(name)
 
+    def home(self, parameter: str) -> nn.Module:
+        """The module in which a parameter is registered under this name."""
+        return self.modules[""].get_submodule(parameter.rpartition(".")[0])
+
     def fallback(self, owner: str) -> str:
         """Where to gather parameters whose reader is unknown: the nearest callable module around their owner.
 
@@ -242,7 +246,8 @@ def _assemble(
                 traced=traced,
                 calls=calls,
                 block=homes.pop() if len(homes) == 1 else None,
-                split_shape=_split_shape(owners, name, first),
+                split_shape=(shape := _split_shape(owners, name, first)),
+                look_ups=_look_ups(owners, gather_at) if shape is not None else (),
                 parameter_bytes=sum(_nbytes(owners.parameters[p]) for p in parameters),
                 buffer_bytes=buffers.pop(name),
                 saved_bytes_per_sample=per_sample,
@@ -357,22 +362,43 @@ def _output_bytes(watched: Watched) -> int:
 
 
 def _split_shape(owners: Ownership, name: str, trace: Trace | None) -> tuple[int, int] | None:
-    """(out, in) if the module is a plain nn.Linear and the only reader of its weight, so that it can be
-    sliced; else None."""
+    """The shape of the module's weight if it can be sliced; else None.
+
+    It can if all that read it are plain nn.Linear and nn.Embedding modules whose weight it is, which all read it: so a
+    table that is tied to a head has one set of slices.
+    """
     module = owners.modules[name]
-    if trace is None or type(module) is not nn.Linear or "forward" in vars(module) or _has_hooks(module):
+    if trace is None or not _can_be_sliced(module):
         return None
     weight = f"{name}.weight" if name else "weight"
     owned = owners.owned.get(name, [])
-    if not owned or len(owned) != len(module._parameters) - (module.bias is None):
+    if not owned or len(owned) != sum(p is not None for p in module._parameters.values()):
         return None  # the bias or the weight belongs to an earlier operator, or to none
-    if any(owners.aliases[p] for p in owned) or trace.readers([weight]) != (name,):
+    if any(owners.aliases[p] for p in owned if p != weight):
+        return None
+    readers = {owners.modules[r] for r in trace.readers([weight])}
+    homes = {owners.home(n) for n in (weight, *owners.aliases[weight])}
+    if readers != homes or not all(_can_be_sliced(r) and r.weight is module.weight for r in readers):
         return None
     layout = layout_of(module.weight)
-    if layout is not None and not layout.divided:
+    if layout is not None and not (layout.divided and type(module) is nn.Linear and len(readers) == 1):
         return None
     out_features, in_features = local_part(module.weight).shape
     return (out_features, in_features) if min(out_features, in_features) >= 2 else None
+
+
+def _can_be_sliced(module: nn.Module) -> bool:
+    """Whether this module computes as `osdp.sharding.split_linear` or `split_embedding` does."""
+    if "forward" in vars(module) or _has_hooks(module):
+        return False
+    if type(module) is nn.Embedding:
+        # max_norm writes to the table, the others make gradients that slices do not.
+        return module.max_norm is None and not module.scale_grad_by_freq and not module.sparse
+    return type(module) is nn.Linear
+
+
+def _look_ups(owners: Ownership, gather_at: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(place for place in gather_at if type(owners.modules[place]) is nn.Embedding)
 
 
 def _has_hooks(module: nn.Module) -> bool:

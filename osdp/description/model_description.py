@@ -72,7 +72,8 @@ class Operator:
     traced: bool  # False: no call used them in the traced run; gather_at is then the nearest callable parent
     calls: int  # calls of the `gather_at` modules in one forward, together
     block: str | None  # the recomputable block (a key of ModelDescription.blocks) that contains it
-    split_shape: tuple[int, int] | None  # (out, in) where the call can be computed in slices, else None
+    # (out, in) of the weight, or (rows, columns) of the table, where its calls can be computed in slices; else None
+    split_shape: tuple[int, int] | None
     parameter_bytes: int
     buffer_bytes: int
     saved_bytes_per_sample: int  # activations saved for backward; shared storage is counted once
@@ -89,6 +90,13 @@ class Operator:
     # Its kernels in forward and in backward: positions in ModelDescription.kernels; -1: unknown.
     forward_kernels: Annotated[int, AtLeast(-1)] = -1
     backward_kernels: Annotated[int, AtLeast(-1)] = -1
+    # Those of `gather_at` that look rows up (nn.Embedding) in what can be sliced; the others multiply with it.
+    look_ups: tuple[str, ...] = ()
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether it is a product that can be computed in slices, and no table."""
+        return self.split_shape is not None and not self.look_ups
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,8 @@ def slices_s(
     rates, shape = hardware.kernel_rates, operator.split_shape
     if rates is None or shape is None or min(operator.forward_kernels, operator.backward_kernels) < 0:
         return []
+    if operator.look_ups:  # which have no products; those of a tied head are not this operator's
+        return []
     kernels = [
         k
         for at in (operator.forward_kernels, operator.backward_kernels)

@@ -20,7 +20,7 @@ from osdp.plan.plan import Plan
 from osdp.ranks.process_groups import LaneGroup, lane_group
 from osdp.ranks.rank_group import Together
 from osdp.sharding import cpu_offload as offload_module
-from osdp.sharding import split_linear
+from osdp.sharding import split_embedding, split_linear
 from osdp.sharding.consistency_check import agree
 from osdp.sharding.copies import CopiedRows, copyable
 from osdp.sharding.cpu_offload import wants_offload
@@ -41,7 +41,7 @@ from osdp.sharding.recomputation import RecomputedBlock
 from osdp.sharding.refusals import check_plan_and_model, need_backend_memory, need_process_group, usable_group
 from osdp.sharding.resharding import Resharding
 from osdp.sharding.rollback import AsItWas
-from osdp.sharding.sharded_model import Sharded, joined, register, splits_of, unregister
+from osdp.sharding.sharded_model import Sharded, joined, register, sliced_modules, splits_of, unregister
 from osdp.sharding.shared_memory import note_former
 from osdp.sharding.state_dict import show_full_parameters
 from osdp.sharding.tensor_parallel import LocalParts, check_layouts, left_to_be_loaded, wrap_parameters
@@ -384,26 +384,26 @@ def _units(plan: Plan, index: dict[str, int], splits: dict[str, _C.SplitSpec]) -
 
 
 def _install_splits(model: nn.Module, plan: Plan, index: dict[str, int], runtime: _C.Runtime) -> None:
-    for name, choice in plan.choices.items():
-        if choice.granularity == 1:
-            continue
-        linear = model.get_submodule(name)
-        assert isinstance(linear, nn.Linear)  # describe gives a split_shape to nothing else
+    for name, places in sliced_modules(plan).items():
+        choice = plan.choices[name]
         at = index[joined(name, "weight")]
-        layout = layout_of(linear.weight)
         rows, columns = runtime.full_shape(at)
-        # The call is replaced, not the module: hooks, class, names and parameters stay.
-        product = split_linear.SplitCall(
-            linear.weight,
-            linear.bias if layout is None else None,
-            rows,
-            columns,
-            choice.granularity,
-            choice.split,
-            runtime.source_of(at),
-        )
-        forward: Any = product if layout is None else DividedSplit(linear, layout, product)
-        linear.forward = forward  # type: ignore[method-assign]
+        how = (choice.granularity, choice.split, runtime.source_of(at))
+        for place in places:
+            module = model.get_submodule(place)
+            # describe gives a split_shape to nothing else
+            assert isinstance(module, (nn.Linear, nn.Embedding))
+            layout = layout_of(module.weight)
+            forward: Any
+            if isinstance(module, nn.Embedding):
+                forward = split_embedding.SplitLookUp(module.weight, rows, columns, module.padding_idx, *how)
+            else:
+                bias = module.bias if layout is None else None
+                forward = split_linear.SplitCall(module.weight, bias, rows, columns, *how)
+                if layout is not None:
+                    forward = DividedSplit(module, layout, forward)
+            # The call is replaced, not the module: hooks, class, names and parameters stay.
+            module.forward = forward  # type: ignore[method-assign]
 
 
 def _install_recomputation(model: nn.Module, plan: Plan) -> None:

@@ -48,7 +48,7 @@ from osdp.sharding.consistency_check import first_difference, tensor_facts
 from osdp.sharding.mixed_precision import cast_buffers
 from osdp.sharding.module_changes import ModuleChanges
 from osdp.sharding.nested_models import modules_in_parts
-from osdp.sharding.sharded_model import Sharded, sharded_models
+from osdp.sharding.sharded_model import Sharded, sharded_models, sliced_modules
 from osdp.sharding.state_dict import show_full_parameters
 
 
@@ -93,9 +93,9 @@ class Tree:
             self.homes[module] = {k: p for k, p in own if self.is_sharded(p)}
         # The calls of sliced modules hold the parameters themselves.
         self.sliced: WeakKeyDictionary[nn.Module, dict[str, nn.Parameter | None]] = WeakKeyDictionary()
-        for name in sharded.split_names:
-            module = model.get_submodule(name.rpartition(".")[0])
-            self.sliced[module] = dict(module._parameters)
+        for places in sliced_modules(sharded.plan).values():
+            for module in map(model.get_submodule, places):
+                self.sliced[module] = dict(module._parameters)
         sharded.runtime.saw_tree()
 
     def is_sharded(self, parameter: Tensor) -> bool:

@@ -217,5 +217,14 @@ def splits_of(plan: Plan) -> dict[str, _C.SplitSpec]:
     }
 
 
+def sliced_modules(plan: Plan) -> dict[str, tuple[str, ...]]:
+    """Operator -> the modules that compute with its weight, for the operators that the plan computes in slices."""
+    return {
+        o.name: o.gather_at
+        for o in plan.description.operators
+        if o.parameters and plan.choices[o.name].granularity > 1
+    }
+
+
 def joined(module: str, parameter: str) -> str:
     return f"{module}.{parameter}" if module else parameter

@@ -46,6 +46,40 @@ class Twice(nn.Module):
         return self.block(torch.tanh(self.block(x)))
 
 
+class TableBlock(nn.Module):
+    """Looks words up once more, in a block that may be recomputed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(VOCABULARY, HIDDEN)
+        self.inner = nn.Linear(HIDDEN, HIDDEN)
+
+    def forward(self, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        return x + torch.tanh(self.inner(x) + self.words(indices))
+
+
+class Tables(nn.Module):
+    """A table with padding that is looked up twice and tied to a head with a bias, one of positions, a frozen one, and
+    one in every block. Most rows are not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, HIDDEN, padding_idx=3)
+        self.positions = nn.Embedding(6, HIDDEN)
+        self.segments = nn.Embedding(4, HIDDEN)
+        self.segments.weight.requires_grad_(False)
+        self.blocks = nn.ModuleList(TableBlock() for _ in range(2))
+        self.head = nn.Linear(HIDDEN, VOCABULARY)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.embed(x) + self.positions(torch.arange(x.shape[1])) + self.segments(x % 4)
+        h = h + self.positions(torch.tensor(5)) * self.embed(x.flip(1).int())
+        for block in self.blocks:
+            h = block(h, x)
+        return self.head(h + self.embed(x[:0]).sum())  # an empty batch
+
+
 class Recursive(nn.Module):
     """A module that calls itself."""
 
@@ -134,6 +168,37 @@ def accumulate(me: Member, name: str) -> None:
 @pytest.mark.parametrize(("name", "world"), [(name, 2 + i % 2) for i, name in enumerate(WORKLOADS)])
 def test_training_is_that_of_one_process(ranks, name, world):
     ranks(train, name, world=world)
+
+
+def tables(me: Member, dtype: torch.dtype, tolerance: float | None) -> None:
+    """All in slices of rows and of columns, and mixtures; blocks recomputed, gradients accumulated."""
+
+    def sliced(description):
+        operators = {o.name: o for o in description.operators}
+        assert set(operators["embed"].gather_at) == {"embed", "head"} and operators["embed"].look_ups == (
+            "embed",
+        )
+        found = {f"slices along {s}": plans.in_slices(description, s, me.world) for s in ("out", "in")}
+        for plan in found.values():
+            assert all(
+                plan.choices[n].granularity > 1 for n in ("embed", "positions", "segments", "blocks.1.words")
+            )
+        found["recomputed"] = plans.recomputed(found["slices along out"], "hold")
+        return found | {"mixture": plans.recomputed(plans.mixture(description, me.world), "regather")}
+
+    train_all(
+        me, Workload(Tables, tokens, surprise), sliced, dtype=dtype, tolerance=tolerance, steps=2, micros=2,
+        no_sync=me.world == 3,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_tables_in_slices(ranks, world):
+    ranks(tables, torch.float64, None, world=world)
+
+
+def test_tables_in_slices_in_16_bits(ranks):
+    ranks(tables, torch.bfloat16, 0.05, world=2)
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

@@ -183,7 +183,7 @@ def _holds_several(d: ModelDescription, module: str) -> bool:
 def _reads(o: Operator | None) -> int:
     if o is None:
         return 0
-    if o.split_shape is not None and o.parameters:
+    if o.split_shape is not None and o.multiplies and o.parameters:
         rows = o.flops_per_sample // (2 * o.split_shape[0] * o.split_shape[1] * max(1, o.calls))
         elements = max(1, sum(p.elements for p in o.parameters))
         return rows * o.split_shape[1] * (o.parameter_bytes // elements)

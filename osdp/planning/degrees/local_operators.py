@@ -61,7 +61,7 @@ class LocalOperators:
     def _shared(self, o: Operator, dimension: int) -> Operator:
         """With parts of its parameters: `dimension` of matrices; of vectors (a bias) the first if outputs are shared."""
         parameters = tuple(self._part(o, p, dimension) for p in o.parameters)
-        split = o.split_shape
+        split = o.split_shape if o.multiplies else None  # torch's divided embeddings are not sliced
         if split is not None:
             split = (
                 (split[0] // self.ranks, split[1]) if dimension == 0 else (split[0], split[1] // self.ranks)
@@ -70,6 +70,7 @@ class LocalOperators:
             o,
             parameters=parameters,
             split_shape=split,
+            look_ups=(),
             parameter_bytes=sum(
                 p.elements * o.parameter_bytes // max(1, sum(q.elements for q in o.parameters))
                 for p in parameters
@@ -120,7 +121,7 @@ class LocalOperators:
         if least == 1:
             return o
         # A linear saves its input, and works on the gradients of both.
-        if o.split_shape is not None:
+        if o.split_shape is not None and o.multiplies:
             out, in_ = (
                 n * (least if i == (0 if outputs > 1 else 1) else 1) for i, n in enumerate(o.split_shape)
             )

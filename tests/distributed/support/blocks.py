@@ -1,4 +1,4 @@
-"""The model of the equivalence matrix: residual blocks, of widths that 3 and 4 do not divide."""
+"""The model of the equivalence matrix: residual blocks, of widths and a vocabulary that 3 and 4 do not divide."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from support.workload import Batch, Workload
 
-VOCABULARY, HIDDEN, INNER, LENGTH = 11, 10, 18, 3
+VOCABULARY, HIDDEN, INNER, LENGTH = 50, 10, 18, 3
 
 
 class Block(nn.Module):

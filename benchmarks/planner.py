@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from osdp import _search
 from osdp.description.model_description import Block, ModelDescription
 from osdp.hardware.hardware import Hardware
-from tests.unit.gpt_descriptions import linear, operator
+from tests.unit.gpt_descriptions import embedding, linear, operator
 from tests.unit.problems import problem_of
 
 TOKENS = 512
@@ -33,8 +33,8 @@ def transformer(widths: list[int], tokens: int = TOKENS, vocabulary: int = VOCAB
     """A GPT of one block per width; neighbours of different widths are joined by a linear layer."""
     first, last = widths[0], widths[-1]
     operators = [
-        operator("wte", "Embedding", {"weight": (vocabulary, first)}, saved=8 * tokens),
-        operator("wpe", "Embedding", {"weight": (tokens, first)}),
+        embedding("wte", vocabulary, first, saved=8 * tokens),
+        embedding("wpe", tokens, first),
     ]
     blocks = []
     for i, h in enumerate(widths):

@@ -189,6 +189,9 @@ def _description_problems(description: ModelDescription) -> Iterator[tuple[str, 
             sorted(p.shape) == sorted(operator.split_shape) for p in operator.parameters
         ):
             yield f"{where}.split_shape", f"no parameter of the operator has shape {operator.split_shape}"
+        for name in operator.look_ups:
+            if name not in operator.gather_at:
+                yield f"{where}.look_ups", f"{name!r} is not in gather_at"
         for j, parameter in enumerate(operator.parameters):
             for name in (parameter.name, *parameter.aliases):
                 if name in owned:

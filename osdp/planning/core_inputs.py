@@ -48,10 +48,12 @@ def make_model(
     named = whole_operators(description, whole)
     dtypes = computing_dtypes(description, precision)
     thin: dict[object, list[tuple[int, float]]] = {}
+    flops = {o.name: o.flops_per_sample for o in description.operators}
     operators = []
     for o in description.operators:
         times = compute_s(o, hardware, dtypes[o.name], description, batch_size)
-        op = _operator(o, block_index, precision, o.name in named, times)
+        tied = sum(flops.get(place, 0) for place in o.gather_at if place != o.name)
+        op = _operator(o, block_index, precision, o.name in named, times, tied)
         if collectives and (waits := collectives.get(o.name)) is not None:
             op.compute_s_fixed += waits.forward_s + waits.backward_s
             op.recompute_s_fixed += waits.forward_s
@@ -319,7 +321,9 @@ def _operator(
     precision: str,
     whole: bool,
     times: ComputeTime,
+    tied_flops: int,
 ) -> _search.Operator:
+    """`tied_flops`: for each sample, of other operators' modules that multiply with its weight."""
     op = _search.Operator()
     op.name = o.name
     op.tensors = [_tensor(p, precision, whole) for p in o.parameters]
@@ -328,8 +332,10 @@ def _operator(
         if weights and o.parameters[weights[0]].elements:
             op.split_tensor = weights[0]
             op.out_features, op.in_features = o.split_shape
-            a_row = 2 * math.prod(o.split_shape) * max(1, o.calls)  # flops over all calls
-            op.rows_per_sample = -(-o.flops_per_sample // a_row)
+            products = max(1, o.calls - o.calls * len(o.look_ups) // max(1, len(o.gather_at)))
+            a_row = 2 * math.prod(o.split_shape) * products  # flops over all calls
+            op.rows_per_sample = -(-(o.flops_per_sample + tied_flops) // a_row)
+            op.look_ups = len(o.look_ups)
     op.calls = max(1, o.calls)
     op.places = max(1, len(o.gather_at)) if o.traced else 1
     op.block = -1 if o.block is None else block_index[o.block]

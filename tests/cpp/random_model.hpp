@@ -43,6 +43,8 @@ inline Model random_model(Random& r, int64_t operators) {
     op.calls = r() % 4 == 0 ? 2 : 1;
     op.places = r() % 2 == 0 ? op.calls : 1;  // tied
     op.saved_bytes_per_sample = draw(r, 0, 60), op.saved_bytes_fixed = draw(r, 0, 9);
+    if (op.split_tensor >= 0 && op.saved_bytes_fixed % 3 == 0)
+      op.look_ups = 1 + op.saved_bytes_per_sample % op.places;
     if (r() % 2 == 0) op.work_bytes_per_sample = draw(r, 0, 90), op.work_bytes_fixed = draw(r, 0, 20);
     op.compute_s_per_sample = 1e-9 * static_cast<double>(draw(r, 0, 50));
     op.recompute_s_per_sample = op.compute_s_per_sample / 3;

@@ -19,9 +19,10 @@ inline Manner random_steps(Random& dice, const Model& model) {
     Place& place = m.places[i];
     place.mixed = dice() % 12 == 0;
     place.dtype = dice() % 8 == 0 ? 1 : 0;
-    if (model.operators[i].split_tensor >= 0) continue;
     if (dice() % 6 == 0) place.repeats = draw(dice, 2, 3);
-    if (dice() % 8 == 0) {  // tied
+    const bool split = model.operators[i].split_tensor >= 0;
+    if (split && model.operators[i].places == 1) continue;
+    if (split || dice() % 8 == 0) {  // tied
       place.modules = 2;
       const auto last = static_cast<int>(draw(dice, i, n - 1));
       place.calls.push_back({last, last});

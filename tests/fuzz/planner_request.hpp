@@ -88,6 +88,7 @@ inline Operator draw_operator(Draws& d) {
     op.in_features = d.flip(20) ? d.number(0, 9) : op.tensors[0].row_bytes / 4;
   }
   op.calls = d.number(1, 2), op.places = d.number(1, 2);
+  if (op.split_tensor >= 0 && d.flip(3)) op.look_ups = d.number(1, 1);
   op.saved_bytes_per_sample = d.number(0, 60), op.saved_bytes_fixed = d.number(0, 9);
   op.compute_s_per_sample = d.real(1e-9, 40), op.compute_s_fixed = d.real(1e-9, 9);
   op.recompute_s_per_sample = d.real(1e-9, 20), op.recompute_s_fixed = d.flip() ? d.real(1e-9, 5) : 0;

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from osdp.description.model_description import Block, ModelDescription, Operator, Parameter
 from osdp.hardware.hardware import Collective, Hardware
 
@@ -49,6 +51,12 @@ def linear(name: str, out: int, in_: int, tokens: int, block: str | None = None)
         work=4 * tokens * (out + in_),
         flops=2 * tokens * out * in_,
     )
+
+
+def embedding(name: str, rows: int, columns: int, saved: int = 0) -> Operator:
+    """That can be computed in slices."""
+    table = operator(name, "Embedding", {"weight": (rows, columns)}, split=(rows, columns), saved=saved)
+    return replace(table, look_ups=(name,))
 
 
 def gpt(layers: int, width: int, tokens: int = 128, vocabulary: int = 1000) -> ModelDescription:

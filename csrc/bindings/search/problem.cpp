@@ -51,6 +51,8 @@ void bind_model(py::module_& m) {
       .def_readwrite("compute_s_fixed", &Operator::compute_s_fixed)
       .def_readwrite("recompute_s_per_sample", &Operator::recompute_s_per_sample)
       .def_readwrite("recompute_s_fixed", &Operator::recompute_s_fixed)
+      .def_readwrite("look_ups", &Operator::look_ups,
+                     "Places, the first ones, that look rows of the table up.")
       .def_readwrite("slices_s", &Operator::slices_s);
   py::class_<Model>(m, "Model", "`blocks`: name and bytes of its input for each sample.")
       .def(py::init([](std::vector<Operator> operators, std::vector<std::pair<std::string, int64_t>> blocks,

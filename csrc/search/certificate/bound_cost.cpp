@@ -53,7 +53,7 @@ class Bound {
 
   // Of how many collectives `taken` is the sum, at most; each may be rounded in the simulator.
   int64_t collectives(const PlainPlan::Choice& c) const {
-    return 6 + (c.granularity > 1 ? 4 * c.sharded_slices : at_.forward_gathers);
+    return 6 + (c.granularity > 1 ? 4 * c.sharded_slices * at_.slice_calls : at_.forward_gathers);
   }
 
  private:
@@ -137,8 +137,12 @@ class Bound {
     const int64_t sent = weight.trainable ? weight.reduce_bytes() / c.granularity : 0;
     const Seconds gathered = links_.gather(weight.compute_bytes() / c.granularity, Mode::FullShard);
     const bool again = recompute_ != Recompute::None;
-    const double of_slice = in_forward(gathered) + (again ? 2 : 1) * in_backward(Kind::Gather, gathered) +
-                            in_backward(Kind::Reduction, links_.reduce(sent, Mode::FullShard));
+    // Look-ups read no slice in backward.
+    const int64_t reads_again = std::max<int64_t>(0, at_.slice_calls - op_.look_ups) + (again ? 1 : 0);
+    const double of_slice =
+        static_cast<double>(at_.slice_calls) *
+            (in_forward(gathered) + in_backward(Kind::Reduction, links_.reduce(sent, Mode::FullShard))) +
+        static_cast<double>(reads_again) * in_backward(Kind::Gather, gathered);
     const int64_t beside = sent_ - (weight.trainable ? weight.reduce_bytes() : 0);
     const double whole =
         (in_backward(Kind::Reduction, links_.all_reduce(beside)) +

@@ -150,7 +150,8 @@ class Columns {
     if (whole()) return std::max<int64_t>(0, updated() - cast_bytes());
     if (sliced()) {
       const int64_t made = updated() + (weight().trainable ? std::max(slice_gathered(), slice_sent()) : 0);
-      return std::max<int64_t>(0, made - cast_bytes()) + slice_gathered();
+      // The backward of a look-up gathers no slice.
+      return std::max<int64_t>(0, made - cast_bytes()) + (op_.look_ups > 0 ? 0 : slice_gathered());
     }
     const int64_t made_or_sent = std::max(made(), sent());
     const bool there_anyway = traits(choice_.mode).kept || (recompute_ == Recompute::Hold && held() > 0);

@@ -22,6 +22,7 @@ std::vector<int64_t> sizes_of(const Operator& op) {
                              op.in_features,
                              op.calls,
                              op.places,
+                             op.look_ups,
                              at.latency,
                              at.forward_gathers,
                              at.gathered_again,
@@ -30,7 +31,8 @@ std::vector<int64_t> sizes_of(const Operator& op) {
                              at.ends_forward_bytes,
                              at.lets_end_bytes,
                              at.ends_forward_gathers,
-                             at.lets_end_gathers};
+                             at.lets_end_gathers,
+                             at.slice_calls};
   for (const auto& [number, seconds] : op.slices_s)
     sizes.insert(sizes.end(), {number, std::bit_cast<int64_t>(seconds)});
   for (const Tensor& t : op.tensors)

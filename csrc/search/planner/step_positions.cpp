@@ -48,6 +48,7 @@ class Positions {
         at.latency = latency(i);
         if (alone(i) && place.calls.size() == 1) at.forward_gathers = std::max<int64_t>(1, place.repeats);
         at.gathered_again = place.modules == 1 && !joinable_.at(key(i)).ends_block;
+        at.slice_calls = distinct_calls(place);
         at.first = first;
       }
       first &= !place.parameters && op.compute_s_per_sample == 0 && op.compute_s_fixed == 0 &&
@@ -58,6 +59,13 @@ class Positions {
   }
 
  private:
+  // Calls of different modules at the same place are one (play_plan.cpp).
+  static int64_t distinct_calls(const Place& place) {
+    std::vector<Span> calls = place.calls;
+    std::sort(calls.begin(), calls.end());
+    return std::max<int64_t>(1, std::unique(calls.begin(), calls.end()) - calls.begin());
+  }
+
   // Dtype, block, the modules of untraced ones, and the operator itself where it is never joined.
   using Key = std::tuple<int, int, int, int>;
 
@@ -167,9 +175,14 @@ class Positions {
   void set_neighbours() {
     const size_t n = model_.operators.size();
     std::vector<int> begins(n), ends(n);
-    for (const Place& place : manner_.places) {
+    std::vector<bool> acquires_slices(n);  // whether its own or a tied table's
+    for (size_t i = 0; i < n; ++i) {
+      const Place& place = manner_.places[i];
       if (!place.parameters) continue;
-      for (const Span& s : place.calls) ++begins[s.first], ++ends[s.last];
+      for (const Span& s : place.calls) {
+        ++begins[s.first], ++ends[s.last];
+        if (model_.operators[i].split_tensor >= 0) acquires_slices[s.last] = true;
+      }
     }
     int128 forward = 0, backward = 0;                         // all computation
     int128 waits_forward = 0, waits_backward = 0, pairs = 0;  // what pairs subtract of it, at most
@@ -198,6 +211,7 @@ class Positions {
       }
       const Place& place = manner_.places[i];
       broken |= place.parameters && (!small(place) || op.split_tensor >= 0);
+      broken |= acquires_slices[i];
       broken |= op.block >= 0 && earlier >= 0 && op.block != model_.operators[earlier].block &&
                 block_end_[op.block] == static_cast<int>(i);
       // What does not grow with the batch is counted for every sample: the wait for it is at most that long.

@@ -49,7 +49,7 @@ class Pricer {
     const int64_t updated = add_sharded(c, inside);
     (kept ? c.gathered_bytes : c.held_bytes) = compute_bytes_;
     keep_again(c);
-    const double times = kept ? 1 : gathers(false);
+    const double times = kept ? 1 : gathers();
     double seconds = times * collectives_.gather(mode).seconds(compute_bytes_);
     if (reduce_bytes_ > 0) {
       double reduction = collectives_.reduce(mode).seconds(reduce_bytes_);
@@ -99,8 +99,9 @@ class Pricer {
     c.own_bytes = updated + (weight.trainable ? std::max(gathered, sent) : 0);
     const double seconds =
         static_cast<double>(sharded) *
-            (gathers(true) * collectives_.gather(c.mode).seconds(gathered) +
-             (sent > 0 && weight.trainable ? collectives_.reduce(c.mode).seconds(sent) : 0)) +
+            (slice_gathers() * collectives_.gather(c.mode).seconds(gathered) +
+             (sent > 0 && weight.trainable ? slice_reductions() * collectives_.reduce(c.mode).seconds(sent)
+                                           : 0)) +
         all_reduce(reduced) * space_.stage.part() + slices_s(op_, space_, granularity);
     return finish(c, seconds, updated);
   }
@@ -136,12 +137,18 @@ class Pricer {
     return paper() ? ceil_div(t.bytes(), ranks) : ceil_div(t.rows, ranks) * t.row_bytes;
   }
   // Number of gathers of the parameters in one micro-batch.
-  double gathers(bool split) const {
+  double gathers() const {
     const double calls = paper() ? 1 : static_cast<double>(ceil_div(op_.calls, op_.places));
-    // Slices are gathered one by one and never held, so recomputation gathers them again even with Hold.
-    const bool again = recompute_ == Recompute::Regather || (recompute_ == Recompute::Hold && split);
-    return (again ? 3 : 2) * calls;
+    return (recompute_ == Recompute::Regather ? 3 : 2) * calls;
   }
+  // The same of a slice. Slices are gathered one by one and never held, so that every call gathers them, and
+  // recomputation again even with Hold; look-ups gather none in backward.
+  double slice_gathers() const {
+    const int64_t again = recompute_ == Recompute::None ? 0 : 1;
+    if (paper()) return static_cast<double>(2 + again);
+    return static_cast<double>(ceil_div(op_.calls, op_.places) * (2 * op_.places - op_.look_ups + again));
+  }
+  double slice_reductions() const { return paper() ? 1 : static_cast<double>(op_.places); }
   double all_reduce(int64_t bytes) const {
     if (bytes == 0) return 0;
     // Small gradients share a bucket and its latency.
@@ -195,11 +202,11 @@ class Pricer {
       cast = std::min(cast, c.gradient_bytes);
       c.state_bytes -= cast, c.gradient_bytes -= cast;
     }
-    if (split) {
+    if (split && op_.look_ups == 0) {  // else its own backward, which is the last, is a look-up's
       const int64_t slice = op_.tensors[op_.split_tensor].compute_bytes() / c.granularity;
       const int64_t fitting = slice == 0 ? 1 : std::max<int64_t>(1, space_.gather.least / slice);
       c.own_bytes += slice * std::min({std::max<int64_t>(1, c.sharded_slices - 1), fitting, 1 + kMostAhead});
-    } else if (sharded && !kept && (recompute_ != Recompute::Hold || c.held_bytes == 0)) {
+    } else if (sharded && !split && !kept && (recompute_ != Recompute::Hold || c.held_bytes == 0)) {
       c.own_bytes += compute_bytes_;
     }
     return c;

@@ -23,6 +23,7 @@ std::vector<int64_t> signature(const Operator& op, bool positions, bool pairs) {
                            op.rows_per_sample,
                            op.calls,
                            op.places,
+                           op.look_ups,
                            op.saved_bytes_per_sample,
                            op.saved_bytes_fixed,
                            op.work_bytes_per_sample,
@@ -31,9 +32,9 @@ std::vector<int64_t> signature(const Operator& op, bool positions, bool pairs) {
                            picoseconds(op.recompute_s_fixed, "operator", op.name)};
   if (positions) {
     const StepPosition& at = op.position;
-    key.insert(key.end(),
-               {at.latency, at.forward_gathers, at.gathered_again, at.end_unknown, at.first,
-                at.ends_forward_bytes, at.lets_end_bytes, at.ends_forward_gathers, at.lets_end_gathers});
+    key.insert(key.end(), {at.latency, at.forward_gathers, at.gathered_again, at.end_unknown, at.first,
+                           at.ends_forward_bytes, at.lets_end_bytes, at.ends_forward_gathers,
+                           at.lets_end_gathers, at.slice_calls});
   }
   if (pairs) {
     for (const NeighbourPair* p : {&op.position.earlier, &op.position.later})

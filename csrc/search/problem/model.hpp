@@ -57,6 +57,7 @@ struct StepPosition {
   int64_t ends_forward_bytes = 0, lets_end_bytes = 0;
   int64_t ends_forward_gathers = 0, lets_end_gathers = 0;
   NeighbourPair earlier{}, later{};
+  int64_t slice_calls = 1;  // calls in a forward that acquire its slices, if it is split; one per module
   bool operator==(const StepPosition&) const = default;
 };
 
@@ -64,7 +65,7 @@ struct Operator {
   std::string name;
   std::vector<Tensor> tensors;                // empty: only compute time and activations count
   int split_tensor = -1;                      // the tensor that can be sliced, or -1
-  int64_t out_features = 0, in_features = 0;  // of split_tensor
+  int64_t out_features = 0, in_features = 0;  // of split_tensor; of a table its rows and columns
   int64_t rows_per_sample = 0;                // of the products with split_tensor, per call
   int64_t calls = 1;   // calls, in one forward, of all modules that read these parameters
   int64_t places = 1;  // number of those modules; above 1 for tied parameters
@@ -79,6 +80,9 @@ struct Operator {
   StepPosition position;
   int64_t forward_work_bytes_per_sample = 0, forward_work_bytes_fixed = 0;  // see Note [Work]
   int64_t backward_work_bytes_per_sample = 0, backward_work_bytes_fixed = 0;
+  // Of its places those, the first in execution order, that look rows of split_tensor up (nn.Embedding):
+  // their backward makes the gradients of its slices, but gathers none.
+  int64_t look_ups = 0;
 };
 
 // Tensors up to this size are packed into a flat copy for communication (csrc/comm/packing.hpp: kSmallBytes).

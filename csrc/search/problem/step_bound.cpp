@@ -164,7 +164,8 @@ class OptionBound {
   }
 
   int64_t collectives(const Candidate& c) const {
-    return (space_.pairs.empty() ? 6 : 12) + (c.granularity > 1 ? 4 * c.sharded_slices : at_.forward_gathers);
+    return (space_.pairs.empty() ? 6 : 12) +
+           (c.granularity > 1 ? 4 * c.sharded_slices * at_.slice_calls : at_.forward_gathers);
   }
   // What the option lets backward save, in the bound.
   double saved(const Candidate& c) const {
@@ -242,14 +243,18 @@ class OptionBound {
     const int64_t sent = weight.trainable ? weight.reduce_bytes() / c.granularity : 0;
     const Transfer reduce = links_.reduce(sent, Mode::FullShard);
     const bool again = recompute_ != Recompute::None;
-    double sum = slices * (f.of(gather) + b.of(gather) * (again ? 2 : 1) + b.of_reduction(reduce));
+    // Every call acquires all slices in forward and makes their gradients; look-ups acquire none in backward.
+    const auto calls = static_cast<double>(at_.slice_calls);
+    const auto products = static_cast<double>(at_.slice_calls - std::min(op_.look_ups, at_.slice_calls));
+    const double backwards = products + (again ? 1 : 0);
+    double sum = slices * (f.of(gather) * calls + b.of(gather) * backwards + b.of_reduction(reduce) * calls);
     const int64_t slice = weight.compute_bytes() / c.granularity;
     // Slices that do not fit beside each other are gathered one by one, each after the reduction of the one
     // before it.
     if (waited_for(2 * slice)) {
       const double waits = waited_for(slice) ? slices : slices - 1;
-      sum += waits * (f.exposed(gather) + b.exposed(gather) * (again ? 2 : 1));
-      if (b.other_lanes == 0) sum += (slices - 1) * b.alone(reduce);
+      sum += waits * (f.exposed(gather) * calls + b.exposed(gather) * backwards);
+      if (b.other_lanes == 0) sum += (slices - 1) * b.alone(reduce) * products;
     }
     int64_t others = 0;
     for (const Tensor& t : op_.tensors) others += t.trainable && &t != &weight ? t.reduce_bytes() : 0;

@@ -69,6 +69,7 @@ void validate(const Operator& op) {
     within(bytes, 0, kMostBytes, "operator '", op.name, "': its work in forward or backward");
   within(op.calls, 1, 1000000, "operator '", op.name, "': calls");
   within(op.places, 1, 1000000, "operator '", op.name, "': places");
+  within(op.look_ups, 0, op.places, "operator '", op.name, "': look-ups");
   if (op.split_tensor == -1) return;
   if (op.split_tensor < 0 || static_cast<size_t>(op.split_tensor) >= op.tensors.size())
     refuse("the tensor to split is none of its " + std::to_string(op.tensors.size()));

@@ -115,7 +115,7 @@ class Walker {
   // The last of several calls of a module may end the forward: see Note [Peaks of every timing].
   void use_repeated() {
     for (int u = 0; u < static_cast<int>(units_.size()); ++u) {
-      if (step_.units[u].repeats == 1) continue;
+      if (step_.units[u].repeats == 1 || step_.units[u].slice) continue;
       gather(u);
       wait(gathers_, units_[u].ticket);
     }

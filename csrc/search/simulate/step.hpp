@@ -65,7 +65,7 @@ struct StepUnit {
   std::vector<Span> calls;   // calls that gather it; ascending, one per module
   int64_t repeats = 1;       // number of calls of each module in a forward; each gathers it
   bool keeps = false;        // SHARD_GRAD_OP: stays gathered until its backward is over
-  bool slice = false;        // gathered by its operator's matrix product, released right after it
+  bool slice = false;        // gathered by its operator's product or look-up, released right after it
   LaneTime gather;
   LaneTime reduce;             // zero: no trainable parameters
   LaneTime average;            // HYBRID_SHARD: all-reduce between hosts after the reduction, on its own lane
@@ -83,6 +83,9 @@ struct StepUnit {
   // It stays gathered from the first micro-batch to the last, where its gradients' sum is reduced: Note
   // [Stages of a pipeline] in problem/request.hpp.
   bool once = false;
+  // Of a slice: its `calls` (none: that of its first member) are those that acquire it, each at its last
+  // operator. The first `look_ups` of them do not acquire it in backward.
+  int64_t look_ups = 0;
 };
 
 // Gradients of replicated parameters, all-reduced together when the last is complete.

@@ -64,6 +64,7 @@ class Builder {
         in_a_micro_batch_(request.space),
         links_(request.device, delay),
         modes_(model.operators.size(), Mode::NoShard),
+        sliced_(model.operators.size()),
         kept_gradients_(model.operators.size()) {
     validate(model, plan);
     if (request.space.stage.once() && plan.batch.accumulation != request.space.stage.micro_batches)
@@ -89,6 +90,10 @@ class Builder {
     hold_others_in_flight();
     step_.buckets_once = request_.space.stage.once();
     for (PlannedUnit& unit : units) add_unit(std::move(unit));
+    for (const auto& [from, to] : gradients_begin_at_) {
+      const int64_t bytes = std::exchange(step_.operators[from].whole_gradient_bytes, 0);
+      step_.operators[to].whole_gradient_bytes = Linear{step_.operators[to].whole_gradient_bytes, bytes}(1);
+    }
     return std::move(step_);
   }
 
@@ -121,12 +126,12 @@ class Builder {
     // Backward of the first slice allocates the gradients that this rank keeps of all slices.
     o.whole_gradient_bytes = c.granularity > 1 ? c.gradient_bytes : c.whole_gradient_bytes;
     o.parts = c.granularity;
-    if (c.granularity > 1) {  // each further slice launches three more products, one of them in forward
+    sliced_[i] = c.granularity > 1;
+    if (sliced_[i]) {  // each further slice launches three more products, one of them in forward
       const int64_t launches = ps(slices_s(op, request_.space, c.granularity));
       o.forward_ps += launches / 3;
       o.recompute_ps += launches / 3;
       o.backward_ps += launches - launches / 3;
-      add_sum_of_slices(o, op, c.split);
     }
     kept_gradients_[i] = c.gradient_bytes - o.whole_gradient_bytes;
     step_.optimizer_ps = Linear{step_.optimizer_ps, c.optimizer_ps}(1);
@@ -153,7 +158,8 @@ class Builder {
   // model has then: the sum's result, an input that no backward needs, and values that are read later. A
   // recomputation has the first two, and the gradients on their way, which are part of what the backward of
   // the block's end takes.
-  void add_sum_of_slices(StepOperator& o, const Operator& op, Split split) const {
+  // `o`, `at`: where the product with the weight of `op` is; elsewhere than `op` if that is tied.
+  void add_sum_of_slices(StepOperator& o, const Operator& at, const Operator& op, Split split) const {
     const Tensor& weight = op.tensors[op.split_tensor];
     if (weight.compute_bytes() != 2 * op.out_features * op.in_features) return;
     const auto rows_of = [&](int64_t row) {
@@ -168,15 +174,25 @@ class Builder {
     }
     const int64_t sum = rows_of(op.out_features * int64_t{sizeof(float)});
     const int64_t ends = rows_of(2 * (op.out_features + (weight.trainable ? 0 : op.in_features)));
-    const int64_t values = of_batch(op.forward_work_bytes_fixed, op.forward_work_bytes_per_sample);
+    const int64_t values = of_batch(at.forward_work_bytes_fixed, at.forward_work_bytes_per_sample);
     o.forward_work_bytes = add(sum, std::max(ends, values));
     if (o.block < 0) return;
     o.forward_work_bytes =
         add(o.forward_work_bytes, rows_of(2 * op.in_features));  // not saved by this forward
-    const auto of_block = [&](const Operator& other) { return other.block == op.block; };
+    const auto of_block = [&](const Operator& other) { return other.block == at.block; };
     const Operator& end = *std::find_if(model_.operators.rbegin(), model_.operators.rend(), of_block);
     const int64_t gradients = of_batch(end.backward_work_bytes_fixed, end.backward_work_bytes_per_sample);
     o.recompute_work_bytes = add(add(sum, ends), gradients);
+  }
+
+  // A look-up copies the rows that it has found in a slice, as many as a slice has at most, to the result,
+  // which is among the values that later operators read. Columns of the gradient are copied in backward.
+  void add_copies_of_look_up(StepOperator& o, const Operator& at, int64_t slice_bytes, int64_t granularity,
+                             Split split) const {
+    const int64_t values = of_batch(at.forward_work_bytes_fixed, at.forward_work_bytes_per_sample);
+    o.forward_work_bytes = std::max(o.forward_work_bytes, Linear{slice_bytes, values}(1));
+    if (o.block >= 0) o.recompute_work_bytes = std::max(o.recompute_work_bytes, o.forward_work_bytes);
+    if (split == Split::In) o.work_bytes = Linear{o.work_bytes, o.work_bytes / granularity}(1);
   }
 
   void add_unit(PlannedUnit unit) {
@@ -189,7 +205,7 @@ class Builder {
     const auto first = static_cast<size_t>(unit.operators.front());
     if (model_.operators[first].tensors.empty())
       throw InvalidProblem("unit '" + unit.name + "' begins with an operator that has no parameters");
-    if (step_.operators[first].parts > 1) return add_slices(unit);
+    if (sliced_[first]) return add_slices(unit);
     Mode mode = Mode::NoShard;        // unless an operator of it is sharded
     size_t tensors = 0, trained = 0;  // of all members
     for (int i : unit.operators)
@@ -294,6 +310,19 @@ class Builder {
     bucket.buffer_bytes = copied;
   }
 
+  // The calls that acquire slices of a split operator: its own, and those of others that it is tied to.
+  std::vector<Span> acquiring_calls(const PlannedUnit& unit) const {
+    const int own = unit.operators.front();
+    if (unit.calls.size() < 2) return {{own, own}};
+    std::vector<Span> calls = unit.calls;
+    for (const Span& s : calls)
+      if (s.last < 0 || static_cast<size_t>(s.last) >= model_.operators.size())
+        throw InvalidProblem("unit '" + unit.name + "' is gathered at an unknown operator");
+    if (std::none_of(calls.begin(), calls.end(), [&](const Span& s) { return s.last == own; }))
+      calls.front() = {own, own};
+    return calls;
+  }
+
   // Adds each sharded slice as a unit; the other slices and the other parameters form buckets.
   void add_slices(const PlannedUnit& unit) {
     const int i = unit.operators.front();
@@ -303,13 +332,28 @@ class Builder {
     const int64_t slice = weight.compute_bytes() / choice.granularity;
     const int64_t sent = weight.reduce_bytes() / choice.granularity;
     const int64_t whole = choice.granularity - choice.sharded_slices;
-    if (whole > 0 && weight.trainable) step_.operators[i].slice_gradient_bytes = slice;
-    if (whole > 0 && weight.copy_bytes() > 0) step_.operators[i].slice_copy_bytes = slice;
+    const std::vector<Span> acquired = acquiring_calls(unit);
+    int64_t calls = 0;
+    int last = i;
+    for (const Span& s : acquired) {
+      last = std::max(last, s.last);
+      StepOperator& o = step_.operators[s.last];
+      const Operator& at = model_.operators[s.last];
+      if (s.last != i) o.parts = (o.parts == 1 ? 0 : o.parts) + choice.granularity;
+      if (whole > 0 && weight.trainable) o.slice_gradient_bytes = std::max(o.slice_gradient_bytes, slice);
+      if (whole > 0 && weight.copy_bytes() > 0) o.slice_copy_bytes = std::max(o.slice_copy_bytes, slice);
+      if (calls++ < op.look_ups)
+        add_copies_of_look_up(o, at, slice, choice.granularity, choice.split);
+      else
+        add_sum_of_slices(o, at, op, choice.split);
+    }
+    if (last > i) gradients_begin_at_.emplace_back(i, last);
     for (int64_t s = whole; s < choice.granularity; ++s) {
       StepUnit& u = step_.units.emplace_back();
       u.name = unit.name + " slice " + std::to_string(s);
       u.members = {i};
       u.slice = true;
+      u.calls = acquired, u.repeats = unit.repeats, u.look_ups = op.look_ups;
       u.gather = links_.gather(slice, choice.mode);
       u.full_bytes = slice;
       if (weight.trainable)
@@ -333,8 +377,12 @@ class Builder {
   Space in_a_micro_batch_;
   const Links links_;
   Step step_;
-  std::vector<Mode> modes_;              // by operator: its actual mode
+  std::vector<Mode> modes_;  // by operator: its actual mode
+  std::vector<bool> sliced_;
   std::vector<int64_t> kept_gradients_;  // by operator: this rank's part
+  // Split operators, and those in whose backward the gradients of their slices begin: the last that reads
+  // them.
+  std::vector<std::pair<int, int>> gradients_begin_at_;
 };
 
 }  // namespace

@@ -13,6 +13,14 @@ using Kind = Instruction::Kind;
 
 constexpr int64_t kMostInstructions = int64_t{1} << 26;
 
+// Where a slice is acquired.
+std::vector<int> acquired_at(const StepUnit& slice) {
+  if (slice.calls.empty()) return {slice.members.front()};
+  std::vector<int> at;
+  for (const Span& s : slice.calls) at.push_back(s.last);
+  return at;
+}
+
 void check(const Step& step) {
   const auto within = [](int i, size_t n) { return i >= 0 && static_cast<size_t>(i) < n; };
   const auto check_members = [&](const std::string& name, const std::vector<int>& members) {
@@ -52,9 +60,6 @@ void check(const Step& step) {
   std::vector<int64_t> slices(step.operators.size());
   for (const StepUnit& u : step.units) {
     check_members(u.name, u.members);
-    const auto first = static_cast<size_t>(u.members.front());
-    if (u.slice && ++slices[first] > step.operators[first].parts)
-      throw InvalidProblem("operator '" + step.operators[first].name + "' has more slices than parts");
     check_time(u.name, u.gather);
     check_time(u.name, u.reduce);
     check_time(u.name, u.average);
@@ -66,6 +71,9 @@ void check(const Step& step) {
         throw InvalidProblem("unit '" + u.name + "' is gathered at an unknown operator");
       }
     }
+    for (const int at : u.slice ? acquired_at(u) : std::vector<int>())
+      if (++slices[at] > step.operators[at].parts)
+        throw InvalidProblem("operator '" + step.operators[at].name + "' has more slices than parts");
     if (u.calls.empty() && !u.slice) throw InvalidProblem("unit '" + u.name + "' is gathered nowhere");
     if (u.repeats < 1 || u.repeats > 1000000) throw InvalidProblem("unit '" + u.name + "': repeats");
   }
@@ -117,11 +125,15 @@ class Writer {
         begins_(step.operators.size(),
                 calls([](const Span& s, int reach) { return Entry{s.first, -reach, 0}; })),
         ends_(step.operators.size(), calls([](const Span& s, int reach) { return Entry{s.last, reach, 0}; })),
-        slices_(step.operators.size(), units([](const StepUnit& u) { return u.slice; })),
+        slices_(step.operators.size(), slice_uses()),
+        rounds_(step.operators.size(), 1),
         completes_(step.operators.size(), units([](const StepUnit& u) { return !u.slice; })),
         fills_(step.operators.size(), buckets()),
         block_end_(step.blocks.size(), -1),
         block_begin_(step.blocks.size(), -1) {
+    for (const StepUnit& u : step.units)
+      for (const int at : u.slice ? acquired_at(u) : std::vector<int>())
+        rounds_[at] = std::max(rounds_[at], u.repeats);
     for (int i = 0; i < static_cast<int>(step.operators.size()); ++i) {
       const int block = step.operators[i].block;
       if (block < 0) continue;
@@ -163,6 +175,23 @@ class Writer {
       if (which(step_.units[u])) entries.push_back({step_.units[u].members.front(), 0, u});
     return entries;
   }
+  // By operator: calls one after the other, each with all slices.
+  std::vector<Entry> slice_uses() {
+    std::vector<Entry> entries;
+    for (int u = 0; u < static_cast<int>(step_.units.size()); ++u) {
+      const StepUnit& unit = step_.units[u];
+      if (!unit.slice) continue;
+      int order = 0;
+      for (const int at : acquired_at(unit)) {
+        uses_.push_back({u, order >= unit.look_ups});
+        for (int64_t n = 0; n < unit.repeats; ++n)
+          entries.push_back(
+              {at, static_cast<int>(order * unit.repeats + n), static_cast<int>(uses_.size()) - 1});
+        ++order;
+      }
+    }
+    return entries;
+  }
   std::vector<Entry> buckets() const {
     std::vector<Entry> entries;
     for (int b = 0; b < static_cast<int>(step_.buckets.size()); ++b)
@@ -190,8 +219,9 @@ class Writer {
 
   bool kept_in_forward(int u) const { return step_.units[u].keeps || u == ends_forward_; }
 
-  // The part of `ps` that one slice of `i` takes; unsharded slices are computed together in the remainder.
-  int64_t slice_ps(int i, int64_t ps) const { return ps / step_.operators[i].parts; }
+  // The part of `ps` that one slice takes in a call at `i`; unsharded slices are computed together in the
+  // remainder.
+  int64_t slice_ps(int i, int64_t ps) const { return ps / step_.operators[i].parts / rounds_[i]; }
 
   // In forward or in recomputation.
   void forward_of(int i) {
@@ -204,10 +234,10 @@ class Writer {
     memory(o.slice_copy_bytes);
     compute(i, ps - each * static_cast<int64_t>(slices_[i].size()));
     memory(-o.slice_copy_bytes);
-    for (int u : slices_[i]) {
-      use(u);
+    for (int n : slices_[i]) {
+      use(uses_[n].unit);
       compute(i, each);
-      add(Kind::Release, u);
+      add(Kind::Release, uses_[n].unit);
     }
     memory(-work);
   }
@@ -303,12 +333,15 @@ class Writer {
     const int64_t ps = step_.operators[i].backward_ps, each = slice_ps(i, ps);
     const std::span<const int> slices = slices_[i];
     for (auto at = slices.rbegin(); at != slices.rend(); ++at) {
-      const int u = *at;
-      use(u);
-      compute(i, each / 2);  // the gradient of the input
-      add(Kind::Release, u);
+      const auto [u, multiplies] = uses_[*at];
+      const int64_t of_input = multiplies ? each / 2 : 0;
+      if (multiplies) {
+        use(u);
+        compute(i, of_input);  // the gradient of the input
+        add(Kind::Release, u);
+      }
       memory(step_.units[u].gradient_bytes);
-      compute(i, each - each / 2);  // the gradient of the slice
+      compute(i, each - of_input);  // the gradient of the slice
       add(Kind::AwaitReduction, -1);
       reduce(u);
     }
@@ -350,9 +383,15 @@ class Writer {
   const Step& step_;
   const Recomputation recomputation_;
   const ByOperator begins_, ends_;  // units whose calls begin and end at an operator
-  const ByOperator slices_;         // slices of an operator
-  const ByOperator completes_;      // units whose last gradient is an operator's
-  const ByOperator fills_;          // buckets whose last gradient is an operator's
+  struct SliceUse {
+    int unit;
+    bool multiplies;  // else it looks up
+  };
+  std::vector<SliceUse> uses_;
+  const ByOperator slices_;      // uses of slices at an operator
+  std::vector<int64_t> rounds_;  // calls of the module there, of which each acquires them
+  const ByOperator completes_;   // units whose last gradient is an operator's
+  const ByOperator fills_;       // buckets whose last gradient is an operator's
   std::vector<int> block_end_, block_begin_;
   Program program_;
   StepPhase phase_ = StepPhase::Forward;

@@ -43,7 +43,8 @@ def test_a_tied_weight_is_one_parameter_gathered_at_both_of_its_readers() -> Non
     operators = by_name(osdp.describe(GPT(), tokens()))
     tied = operators["tokens"]
     assert [p.aliases for p in tied.parameters] == [("head.weight",)]
-    assert tied.gather_at == ("tokens", "head") and tied.calls == 2 and tied.split_shape is None
+    assert tied.gather_at == ("tokens", "head") and tied.calls == 2
+    assert tied.split_shape == (50, 32) and tied.look_ups == ("tokens",)
     assert operators["head"].parameters == () and operators["head"].flops_per_sample == 2 * 16 * 32 * 50
 
 
@@ -311,6 +312,38 @@ def test_blocks_are_the_layers_and_know_their_inputs() -> None:
     assert operators["blocks.1.up"].block == "blocks.1" and operators["norm"].block is None
 
 
+def test_only_plain_embeddings_can_be_computed_in_slices() -> None:
+    class Special(nn.Embedding):
+        pass
+
+    class Tables(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.plain = nn.Embedding(6, 4, padding_idx=2)
+            self.frozen = nn.Embedding(6, 4).requires_grad_(False)
+            self.renormed = nn.Embedding(6, 4, max_norm=1.0)
+            self.by_frequency = nn.Embedding(6, 4, scale_grad_by_freq=True)
+            self.sparse = nn.Embedding(6, 4, sparse=True)
+            self.bag = nn.EmbeddingBag(6, 4)
+            self.special = Special(6, 4)
+            self.read, self.read_by_a_special = nn.Embedding(6, 4), nn.Embedding(6, 4)
+            self.special_head = nn.Linear(4, 6)
+            self.special_head.weight = self.read_by_a_special.weight
+            self.special_head.register_forward_hook(lambda module, args, output: output * 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            tables = (self.plain, self.frozen, self.renormed, self.by_frequency, self.sparse, self.bag,
+                      self.special, self.read)  # fmt: skip
+            y = sum(table(x).sum() for table in tables) + (self.read.weight**2).sum()
+            return self.special_head(self.read_by_a_special(x)) + y
+
+    shapes = {
+        o.name: o.split_shape for o in osdp.describe(Tables(), torch.zeros(2, 3, dtype=torch.long)).operators
+    }
+    assert {name for name, shape in shapes.items() if shape is not None} == {"plain", "frozen"}
+    assert shapes["plain"] == (6, 4)
+
+
 def test_only_plain_linears_can_be_computed_in_slices() -> None:
     class Special(nn.Linear):
         pass
@@ -497,7 +530,7 @@ def test_shared_modules_go_by_their_first_name() -> None:
     model = nn.Sequential(shared, nn.ReLU(), shared)
     operators = by_name(osdp.describe(model, torch.randn(2, 4)))
     assert operators["0"].calls == 2 and operators["0"].parameters[0].aliases == ("2.weight",)
-    assert operators["0"].split_shape is None
+    assert operators["0"].split_shape == (4, 4)
     assert "2" not in operators
 
 

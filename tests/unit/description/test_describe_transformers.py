@@ -268,12 +268,15 @@ def test_flops_are_two_for_each_token_and_weight_and_those_of_attention() -> Non
     assert flops == 2 * TOKENS * products + attention
 
 
-def test_linears_can_be_computed_in_slices_and_conv1d_cannot() -> None:
+def test_linears_and_tables_can_be_computed_in_slices_and_conv1d_cannot() -> None:
     shapes = {o.name: o.split_shape for o in described("llama", "sdpa")[1].operators}
-    assert shapes["model.layers.1.mlp.up_proj"] == (88, 32) and shapes["lm_head"] == (VOCABULARY, 32)
+    assert shapes["model.layers.1.mlp.up_proj"] == (88, 32)
+    assert shapes["lm_head"] == shapes["model.embed_tokens"] == (VOCABULARY, 32)
     operators = described("gpt2", "sdpa")[1].operators
     assert {o.kind for o in operators if o.parameters} == {"Embedding", "LayerNorm", "Conv1D"}
-    assert not any(o.split_shape for o in operators)  # its weight is stored the other way round
+    assert not any(o.split_shape for o in operators if o.kind == "Conv1D")  # stored the other way round
+    (table,) = [o for o in operators if o.name.endswith("wte")]  # tied to the head
+    assert table.split_shape == (VOCABULARY, 32) and table.look_ups == (table.name,)
 
 
 def test_a_tokenizers_mapping_and_positional_ids_are_samples_too() -> None:

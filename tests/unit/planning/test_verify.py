@@ -86,6 +86,7 @@ INPUTS = (
     "description.operators[].calls",
     "description.operators[].block",
     "description.operators[].split_shape[]",
+    "description.operators[].look_ups[]",
     "description.operators[].buffer_bytes",
     "description.operators[].saved_bytes_per_sample",
     "description.operators[].saved_bytes_fixed",

@@ -134,6 +134,13 @@ class Operator:
     @in_features.setter
     def in_features(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
     @property
+    def look_ups(self) -> int:
+        """
+        Places, the first ones, that look rows of the table up.
+        """
+    @look_ups.setter
+    def look_ups(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    @property
     def out_features(self) -> int: ...
     @out_features.setter
     def out_features(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...

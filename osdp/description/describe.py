@@ -374,7 +374,7 @@ def _split_shape(owners: Ownership, name: str, trace: Trace | None) -> tuple[int
     owned = owners.owned.get(name, [])
     if not owned or len(owned) != sum(p is not None for p in module._parameters.values()):
         return None  # the bias or the weight belongs to an earlier operator, or to none
-    if any(owners.aliases[p] for p in owned if p != weight):
+    if any(owners.home(alias) is not module for p in owned if p != weight for alias in owners.aliases[p]):
         return None
     readers = {owners.modules[r] for r in trace.readers([weight])}
     homes = {owners.home(n) for n in (weight, *owners.aliases[weight])}

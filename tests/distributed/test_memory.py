@@ -116,7 +116,7 @@ class ReadOften(nn.Module):
         h = self.embed(tokens)
         if self.readers > 2:
             h = h + self.heads[0](h).mean(-1, keepdim=True)
-        return self.heads[-1](self.blocks(h))
+        return self.heads[-1](self.blocks(h)) if self.heads else self.blocks(h)
 
 
 class CalledAgain(nn.Module):
@@ -181,12 +181,15 @@ def peaks_under_limits(
 
 
 READ_OFTEN = [
-    ({"readers": 2}, {"modes": "FULL_SHARD"}),
-    ({"readers": 3}, {}),
-    ({"readers": 2, "frozen": True}, {"precision": "bf16-reduce-fp32"}),
+    ({"readers": 2}, {"modes": "FULL_SHARD", "granularity": 1}),
+    ({"readers": 3}, {}),  # in slices of columns, since the vocabulary is prime
+    ({"readers": 2, "vocabulary": 8192}, {"precision": "bf16-reduce-fp32"}),  # of rows
+    ({"readers": 2, "frozen": True}, {"precision": "bf16-reduce-fp32", "granularity": 1}),
     ({"calls": 3}, {"modes": ("NO_SHARD", "FULL_SHARD"), "whole": "wide"}),
 ]
 MORE_OF_THEM = [
+    ({"readers": 1}, {}),
+    ({"readers": 3}, {"granularity": 1}),
     ({"readers": 2}, {"modes": ("NO_SHARD", "FULL_SHARD"), "whole": "embed"}),
     ({"readers": 2}, {"modes": "NO_SHARD", "precision": "bf16-reduce-fp32"}),
     ({"calls": 2}, {"modes": "FULL_SHARD", "granularity": 1}),

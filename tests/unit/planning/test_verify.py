@@ -221,7 +221,8 @@ def plans() -> dict[str, Plan]:
         measured=Measured("a processor", 2, 1, "2.13.0", 2e-3, 1.6e-2),
     )
     small = gpt(2, 64)
-    frozen = operator("frozen", "Embedding", {"weight": (64, 64)}, trainable=False)
+    frozen = operator("frozen", "Embedding", {"weight": (64, 64)}, trainable=False, split=(64, 64))
+    frozen = dataclasses.replace(frozen, look_ups=("frozen",))
     tied = dataclasses.replace(
         operator("tied", "Embedding", {"weight": (32, 64)}, saved=64, calls=2),
         parameters=(Parameter("tied.weight", ("readout.weight",), (32, 64), "float32", True),),

@@ -19,8 +19,8 @@ RECOMPUTE = _search.RECOMPUTES[1:]
 class Choice:
     """How one operator is sharded.
 
-    `mode` is NO_SHARD, SHARD_GRAD_OP, FULL_SHARD or HYBRID_SHARD. With FULL_SHARD a Linear or an Embedding can be computed in
-    `granularity` slices, of which `sharded_slices` (default: all) are sharded and the others are kept in full
+    `mode` is NO_SHARD, SHARD_GRAD_OP, FULL_SHARD or HYBRID_SHARD. With FULL_SHARD a Linear or an Embedding can be
+    computed in `granularity` slices, of which `sharded_slices` (default: all) are sharded and the others are kept in full
     on every rank; in all other cases `granularity` is 1. `split` is the dimension of the weight that is
     sliced: "out" (contiguous rows, no summation) or "in" (columns; outputs of a Linear are summed, as in the paper).
 

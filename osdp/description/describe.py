@@ -376,14 +376,15 @@ def _split_shape(owners: Ownership, name: str, trace: Trace | None) -> tuple[int
         return None  # the bias or the weight belongs to an earlier operator, or to none
     if any(owners.home(alias) is not module for p in owned if p != weight for alias in owners.aliases[p]):
         return None
+    own: Any = module.weight
     readers = {owners.modules[r] for r in trace.readers([weight])}
     homes = {owners.home(n) for n in (weight, *owners.aliases[weight])}
-    if readers != homes or not all(_can_be_sliced(r) and r.weight is module.weight for r in readers):
+    if readers != homes or not all(_can_be_sliced(r) and r.weight is own for r in readers):
         return None
-    layout = layout_of(module.weight)
+    layout = layout_of(own)
     if layout is not None and not (layout.divided and type(module) is nn.Linear and len(readers) == 1):
         return None
-    out_features, in_features = local_part(module.weight).shape
+    out_features, in_features = local_part(own).shape
     return (out_features, in_features) if min(out_features, in_features) >= 2 else None
 
 

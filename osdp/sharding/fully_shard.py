@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from osdp import _C
 from osdp.base.cast_floats import MoveInputs
 from osdp.base.tensor_parallel import layout_of
+from osdp.errors import ShardingError
 from osdp.hardware.this_machine import warn_of_another_machine
 from osdp.plan.mixed_precision import MixedPrecision, parameter_dtypes
 from osdp.plan.plan import Plan
@@ -396,6 +397,17 @@ def _install_splits(model: nn.Module, plan: Plan, index: dict[str, int], runtime
             layout = layout_of(module.weight)
             forward: Any
             if isinstance(module, nn.Embedding):
+                if (
+                    layout is not None
+                    or module.max_norm is not None
+                    or module.scale_grad_by_freq
+                    or module.sparse
+                ):
+                    raise ShardingError(
+                        f"{place!r} is an Embedding with max_norm, scale_grad_by_freq or sparse=True, or that "
+                        "parallelize_module has divided, which cannot be computed in slices: give it granularity 1 in "
+                        "the plan, or describe this model again"
+                    )
                 forward = split_embedding.SplitLookUp(module.weight, rows, columns, module.padding_idx, *how)
             else:
                 bias = module.bias if layout is None else None

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import osdp
+from osdp.sharding.sharded_model import runtime_of
 
 
 class TiedHead(nn.Module):
@@ -190,6 +191,23 @@ def tables(me: Member, dtype: torch.dtype, tolerance: float | None) -> None:
         me, Workload(Tables, tokens, surprise), sliced, dtype=dtype, tolerance=tolerance, steps=2, micros=2,
         no_sync=me.world == 3,
     )  # fmt: skip
+
+
+def changed_since_described(me: Member) -> None:
+    def sliced(description):
+        return plans.in_slices(description, "out")
+
+    def renormed(model: nn.Module) -> None:
+        model.positions.max_norm = 1.0
+
+    plain = Pair(me, Workload(Tables, tokens, surprise), sliced).sharded
+    plan = runtime_of(plain).plan
+    with pytest.raises(osdp.ShardingError, match=r"'positions' is an Embedding with max_norm.*granularity 1"):
+        Pair(me, Workload(Tables, tokens, surprise), plan, prepare=renormed)
+
+
+def test_a_table_that_slices_cannot_be_of_is_refused(ranks):
+    ranks(changed_since_described, world=1)
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])

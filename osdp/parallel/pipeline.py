@@ -11,6 +11,7 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from osdp.errors import InvalidProblemError, ShardingError
+from osdp.parallel.ending import end_of_pipeline
 from osdp.parallel.stage_module import INPUT, Crossing, Passing
 from osdp.plan.parallel_plan import ParallelPlan
 
@@ -59,14 +60,21 @@ class Pipeline:
         beside the model's output.
 
         Raises InvalidProblemError for another number of samples, and in the first step, on all ranks of the pipeline,
-        ShardingError if forward passes more between stages than one tensor.
+        ShardingError if forward passes more between stages than one tensor. RankError, naming stages, where another rank has
+        ended: Note [The end of a pipeline] in osdp/parallel/ending.py.
         """
         self._check_samples((*args, target, *kwargs.values()))
         if not self.first:
             kwargs |= {f"{INPUT}{i}": value for i, value in enumerate(args)}
             args = ()
         losses: list[Tensor] = []
-        self.schedule.step(*args, target=target if self.last else None, losses=losses, **kwargs)
+        try:
+            self.schedule.step(*args, target=target if self.last else None, losses=losses, **kwargs)
+        except Exception as error:
+            ending = end_of_pipeline(self.plan, self.stage, self.mesh, error)
+            if ending is error:
+                raise
+            raise ending from error
         if self._passing.looks:
             self._compare_cuts()
         here = torch.stack([loss.detach() for loss in losses]).mean() if losses else None

@@ -1,7 +1,9 @@
 """Memory of CPU kernels, saved for backward or temporary, that fake tensors do not show.
 
-Sizes were measured, alone, on an AMD EPYC with AVX-512 and one thread (torch 2.13): LSTM layers of 64 to 512 features and
-8 to 100 steps, convolutions of 3 to 512 channels with kernels of 1 to 8.
+Sizes were measured, alone, with one thread (torch 2.13), on an AMD EPYC with AVX-512: LSTM layers of 64 to 512 features and
+8 to 100 steps, convolutions of 3 to 512 channels with kernels of 1 to 8. oneDNN chooses its kernels by the processor: with
+AMX (an Intel Xeon) convolutions in 16 bits take other memory, kernels of 1 to 16. A description says nothing of the
+processor, so the larger of the two counts.
 """
 
 from __future__ import annotations
@@ -70,8 +72,13 @@ def _convolution(
     read = _bytes(given) + _bytes(weight)
     if transposed:
         return max(2 * size, read + blocks) + _SLACK_BYTES
-    table = 68 * _PAGE_BYTES if _is_product(weight, stride) and given.element_size() == 2 else 0
-    return max(read + blocks - size + table, blocks) + _SLACK_BYTES
+    if given.element_size() == 4:
+        return max(read + blocks - size, blocks) + _SLACK_BYTES
+    table = 68 * _PAGE_BYTES if _is_product(weight, stride) else 0
+    avx512 = max(read + blocks - size + table, blocks) + _SLACK_BYTES
+    of_inputs = _in_blocks(given) + _in_blocks(weight) if _is_thin(given) else read
+    amx = of_inputs + (80 if _is_thin(given) else 62) * _PAGE_BYTES
+    return max(avx512, amx, 2 * blocks + _PAGE_BYTES)
 
 
 def _convolution_backward(
@@ -87,14 +94,23 @@ def _convolution_backward(
         return _bytes(given) // samples if given.dim() > 3 else 0
     copied = 0 if result.is_contiguous() else _bytes(result)
     both = _bytes(given) + _in_blocks(result)
-    if given.element_size() == 2 and not _is_product(weight, stride):
-        return copied + both + both // samples + 2 * _bytes(weight) + _SLACK_BYTES
-    return copied + max(both, _bytes(weight)) + _SLACK_BYTES
+    if given.element_size() == 4:
+        return copied + max(both, _bytes(weight)) + _SLACK_BYTES
+    if _is_thin(given):  # with AMX all copies have whole blocks, the weight's gradient twice
+        amx = _in_blocks(given) + _in_blocks(result) + 4 * _in_blocks(weight) + 96 * _PAGE_BYTES
+    else:
+        amx = both + both // samples + 2 * _bytes(weight) + 60 * _PAGE_BYTES
+    return copied + max(amx, 2 * _bytes(given) + _SLACK_BYTES)
 
 
 def _by_onednn(given: torch.Tensor, weight: torch.Tensor, stride: Any) -> bool:
     """Whether ATen gives the convolution to oneDNN: a product in float32, by a single thread, only with 16 samples."""
     return given.element_size() == 2 or not _is_product(weight, stride) or int(given.shape[0]) >= 16
+
+
+def _is_thin(given: torch.Tensor) -> bool:
+    """Whether all input channels are less than one block."""
+    return given.dim() > 1 and int(given.shape[1]) < _CHANNELS
 
 
 def _is_product(weight: torch.Tensor, stride: Any) -> bool:

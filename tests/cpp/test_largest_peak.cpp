@@ -46,6 +46,22 @@ void three_units_by_hand() {
   CHECK_EQ(largest_peak(s), 150 + 1010 + 200 + 100 + 100 + 50);
 }
 
+// Means of 25 bytes are cast to 50: the result takes the gradients' memory, and what is larger is beside the
+// mean for a moment.
+void means_that_are_cast_by_hand() {
+  Step s = three_units();
+  for (StepUnit& u : s.units) u.mean_bytes = 25, u.cast_bytes = 50;
+  CHECK_EQ(largest_peak(s), 150 + 1000 + 200 + 50 + 125);
+  CHECK(play(s).peak_bytes <= largest_peak(s));
+  s.units[1].kept_gradient_bytes = s.units[1].cast_bytes = 180;
+  CHECK_EQ(largest_peak(s), 150 + 1000 + 200 + 50 + 125 + 80);
+  CHECK(play(s).peak_bytes <= largest_peak(s));
+  s = three_units();
+  for (StepUnit& u : s.units) u.mean_bytes = 25, u.cast_bytes = 50;
+  s.accumulation = 2;  // op 2's mean is added to its gradient, one of three, while op 1's backward runs
+  CHECK_EQ(largest_peak(s), 150 + 1010 + 200 + 150 + 125);
+}
+
 // Op 0's module may be called last, too: its unit is there from the begin of backward on, and the gradients
 // of op 1 leave while its backward runs, since it gathers nothing that would wait for them.
 void called_again_by_hand() {
@@ -212,6 +228,7 @@ void no_timing_holds_more() {
 
 int main() {
   three_units_by_hand();
+  means_that_are_cast_by_hand();
   called_again_by_hand();
   recomputed_before_or_after_the_request();
   mixed_buckets_by_hand();

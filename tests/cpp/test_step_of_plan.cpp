@@ -156,16 +156,15 @@ void means_are_cast_to_the_dtype_in_which_they_are_kept() {
   model.operators = {linear(8, 10)};
   for (Tensor& t : model.operators[0].tensors) t.row_bytes = kSmallTensorBytes;
   Tensor& weight = model.operators[0].tensors[0];
-  const auto copied = [&] {
-    return step_of(model, request(4), plan_of(1, Mode::FullShard), {{"a", {0}, {{0, 0}}, 1}}, 1, {})
-        .units[0]
-        .copied_bytes;
+  const auto unit = [&] {
+    return step_of(model, request(4), plan_of(1, Mode::FullShard), {{"a", {0}, {{0, 0}}, 1}}, 1, {}).units[0];
   };
-  CHECK_EQ(copied(), 0);
+  CHECK_EQ(unit().mean_bytes, 0);
   weight.compute_row_bytes = weight.reduce_row_bytes = weight.row_bytes / 2;
-  CHECK_EQ(copied(), weight.reduce_bytes() / 4);
+  CHECK_EQ(unit().mean_bytes, weight.reduce_bytes() / 4);
+  CHECK_EQ(unit().cast_bytes, weight.bytes() / 4);
   weight.trainable = false;
-  CHECK_EQ(copied(), 0);
+  CHECK_EQ(unit().mean_bytes, 0);
 }
 
 // As runtime/step/transfer_plan.cpp sends them: several small tensors in one buffer, a large one or a single
@@ -256,7 +255,8 @@ void curve_stays_below_the_certified_peak() {
     // at a time.
     int64_t gathering = 0, reducing = 0;
     for (const StepUnit& u : step.units)
-      gathering = std::max(gathering, u.packed_bytes), reducing = std::max(reducing, u.copied_bytes);
+      gathering = std::max(gathering, u.packed_bytes),
+      reducing = std::max({reducing, u.copied_bytes, u.mean_bytes});
     CHECK(played.peak_bytes <= certified + gathering + reducing);
     CHECK(played.peak_bytes >= state_of(step));
   }

@@ -252,14 +252,14 @@ def peaks_of_random_programs(
     ("seeds", "precision", "micro_batches", "frozen"),
     [
         ((0, 1, 2, 4, 9, 14), "fp32", 1, False),
-        ((1, 9, 19), "bf16", 1, False),
+        ((1, 9, 19, 20), "bf16", 1, False),
         ((1, 14), "bf16-reduce-fp32", 1, False),
         ((9,), "fp16", 2, False),
         ((2, 8, 9), "fp32", 1, True),
         ((1, 19), "bf16", 1, True),
         ((5,), "bf16", 3, False),
         pytest.param(range(20), "fp32", 1, False, marks=pytest.mark.extras),
-        pytest.param(range(20), "bf16", 1, False, marks=pytest.mark.extras),
+        pytest.param(range(21), "bf16", 1, False, marks=pytest.mark.extras),
         pytest.param(range(10), "fp32", 1, True, marks=pytest.mark.extras),
         pytest.param((0, 1, 5), "fp16", 2, True, marks=pytest.mark.extras),
     ],
@@ -294,6 +294,30 @@ def peak_of_summed_slices(me: Member, split: str) -> tuple[int, int]:
 def test_slices_in_16_bits_are_summed_in_memory_that_the_plan_has(ranks, split):
     for measured, predicted in ranks(peak_of_summed_slices, split, world=2):
         assert 0.9 * predicted <= measured <= predicted + SLACK_BYTES
+
+
+def gradient_of_a_hook(me: Member) -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64, bias=False))
+    plan = osdp.Plan.uniform(osdp.describe(model, torch.randn(4, 64), precision="bf16"), "FULL_SHARD")
+    osdp.fully_shard(model, replace(plan, precision="bf16"), process_group=me.group)
+    left: list[int] = []
+
+    def look(module: nn.Module, inputs: object, output: object) -> None:
+        for parameter in module.parameters(recurse=False):
+            node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
+            handles.append(
+                node.register_hook(lambda _, given: left.append(given[0].untyped_storage().nbytes()))
+            )
+
+    handles = [model[i].register_forward_hook(look) for i in (0, 2)]
+    model(torch.randn(4, 64)).square().mean().backward()
+    assert left == [0, 0, 0], left
+    for handle in handles:
+        handle.remove()
+
+
+def test_autograd_holds_no_gradient_that_is_being_reduced(ranks):
+    ranks(gradient_of_a_hook, world=2)
 
 
 def unsharded(me: Member) -> None:

@@ -10,6 +10,7 @@
 #include "ops/accumulate.hpp"
 #include "runtime/step/graph_task.hpp"
 #include "runtime/step/no_inference.hpp"
+#include "runtime/store/storage_access.hpp"
 
 namespace osdp::runtime {
 
@@ -150,10 +151,24 @@ void BackwardPass::before_gradient(Parameter& param) {
 // parameters are added, the gradients of both share one storage. So the references to the storage are
 // counted. Ours are .grad, the gradient that autograd passed in (`made`), and the base tensor if `made` is a
 // view; any further one belongs to another tensor.
+// Autograd holds `made` until the hook that submits the reduction has returned. The reduction may be over by
+// then, and its result is made of the gradient's memory (Note [Means that are cast] in
+// search/simulate/runtime_rules.hpp). So `made` and its base let go of it, and refuse to be read.
 static at::Tensor unshared(at::Tensor gradient, const at::Tensor& made) {
   if (gradient.layout() != at::kStrided) return gradient;
   const size_t ours = 2 + (made.defined() && made.is_view());
   return gradient.storage().use_count() > ours ? gradient.clone() : gradient;
+}
+
+static void hand_over(const at::Tensor& made, const at::Tensor& gradient) {
+  if (!made.defined() || !gradient.defined() || !gradient.is_alias_of(made)) return;
+  c10::Storage none(c10::Storage::use_byte_size_t(), 0, at::DataPtr(nullptr, made.device()), nullptr, false);
+  set_unreadable(*none.unsafeGetStorageImpl(),
+                 "OSDP: this gradient has been taken to be averaged over ranks");
+  const at::Tensor base(made.is_view() ? made._base() : at::TensorBase());
+  for (const at::Tensor* each : {&made, &base})
+    if (each->defined() && each->unsafeGetTensorImpl()->allow_tensor_metadata_change())
+      each->unsafeGetTensorImpl()->set_storage_keep_dtype(none);
 }
 
 // `made`: the gradient from autograd; undefined for a split weight, whose slices have their own.
@@ -191,6 +206,7 @@ void BackwardPass::after_gradient(Parameter& param, const at::Tensor& made) {
   at::Tensor gradient = param.tensor().grad();
   param.tensor().mutable_grad().reset();
   if (gradient.defined()) gradient = unshared(std::move(gradient), made);
+  hand_over(made, gradient);
   if (gradient.defined() && param.gradient_scale() != 1) gradient.mul_(param.gradient_scale());
   units_.gradient_arrived(*place.unit, *place.slot, std::move(gradient));
 }

@@ -135,9 +135,9 @@ class Walker {
     give_back();
     while (!rules_.may_leave(i.what, leaving_bytes_, gathered_.bytes()))
       await_reductions(leaving_.front().ticket);
-    int64_t freed = freed_by_reduction(u, i.adds);
-    if (step_.lanes.enqueue) reduced_bytes_ += std::exchange(freed, 0);
-    submit_with_memory(reductions_, u.kept_gradient_bytes, -freed, u.copied_bytes);
+    ReductionMemory m = memory_of(u, i.adds, step_.lanes.enqueue);
+    if (step_.lanes.enqueue) reduced_bytes_ -= std::exchange(m.ends, 0);
+    submit_with_memory(reductions_, m.begins, m.ends, m.copied);
     last_reduction_ = reductions_.submitted();
     leaving_.push_back({last_reduction_, u.full_bytes});
     leaving_bytes_ += u.full_bytes;

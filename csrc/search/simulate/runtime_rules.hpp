@@ -9,10 +9,27 @@
 
 namespace osdp::search {
 
-// The memory freed at the end of a unit's reduction: its full gradients, and this rank's part of them if that
-// is added to an existing gradient: the sum of earlier micro-batches or, for a slice, the split weight's.
-inline int64_t freed_by_reduction(const StepUnit& unit, bool adds) {
-  return unit.gradient_bytes + (adds || unit.slice ? unit.kept_gradient_bytes : 0);
+// Note [Means that are cast]
+// A reduction writes this rank's part of the mean in the dtype of the reduction, frees the gradients, and
+// casts the mean to the dtype in which it is kept (csrc/runtime/step/transfer_plan.cpp, keep_means). So the
+// result is never beside the gradients. On streams, and where the mean is averaged between hosts too, all of
+// it is counted at once.
+
+// The memory of a unit's reduction: from its begin on, for a moment while it runs, and at its end.
+struct ReductionMemory {
+  int64_t begins = 0, copied = 0, ends = 0;
+};
+
+// `adds`: to the gradient of earlier micro-batches. A slice's mean is added to the split weight's gradient.
+inline ReductionMemory memory_of(const StepUnit& unit, bool adds, bool enqueue) {
+  const bool added = adds || unit.slice;  // the means are freed
+  const int64_t kept = added ? 0 : unit.kept_gradient_bytes, cast = added ? 0 : unit.cast_bytes;
+  if (enqueue || unit.average.alone_ps > 0) {
+    return {unit.kept_gradient_bytes, std::max(unit.copied_bytes, unit.mean_bytes),
+            kept - unit.kept_gradient_bytes - unit.gradient_bytes};
+  }
+  const int64_t means = unit.kept_gradient_bytes - unit.cast_bytes + unit.mean_bytes;
+  return {means, std::max(unit.copied_bytes, cast - unit.gradient_bytes), kept - means - unit.gradient_bytes};
 }
 
 // The memory of a bucket's all-reduce: from its begin on, for a moment at its begin, and until its end.

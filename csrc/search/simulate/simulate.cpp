@@ -170,10 +170,9 @@ class Player {
     const StepUnit& u = step_.units[i.what];
     if (!rules_.may_leave(i.what, leaving_bytes_, gathered_.bytes())) return false;
     leaving_bytes_ += u.full_bytes;
-    int64_t freed = freed_by_reduction(u, i.adds);
-    if (step_.lanes.enqueue) reduced_bytes_ += std::exchange(freed, 0);
-    submit(reductions_, {StepEvent::Kind::Reduce, i.phase, i.what}, u.reduce, u.kept_gradient_bytes, -freed,
-           u.copied_bytes);
+    ReductionMemory m = memory_of(u, i.adds, step_.lanes.enqueue);
+    if (step_.lanes.enqueue) reduced_bytes_ -= std::exchange(m.ends, 0);
+    submit(reductions_, {StepEvent::Kind::Reduce, i.phase, i.what}, u.reduce, m.begins, m.ends, m.copied);
     last_reduction_ = reductions_.tasks.size();
     return true;
   }

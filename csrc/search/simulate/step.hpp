@@ -73,7 +73,7 @@ struct StepUnit {
   int64_t gradient_bytes = 0;  // its members' full gradients, until the reduction is over
   int64_t kept_gradient_bytes = 0;  // this rank's part of the gradient, from the start of the reduction
   // Copies, at the start of the reduction, of gradients that cannot be sent in place (padding, another
-  // dtype, or small ones that share a buffer), or of means in another dtype than they are kept in.
+  // dtype, or small ones that share a buffer).
   int64_t copied_bytes = 0;
   int64_t packed_bytes =
       0;  // small tensors are gathered through a buffer, needed at the gather's begin for a moment
@@ -86,6 +86,10 @@ struct StepUnit {
   // Of a slice: its `calls` (none: that of its first member) are those that acquire it, each at its last
   // operator. The first `look_ups` of them do not acquire it in backward.
   int64_t look_ups = 0;
+  // Note [Means that are cast] in simulate/runtime_rules.hpp: this rank's part of the mean in the dtype of
+  // the reduction, where it is kept in another one, and what is made of it, which is part of
+  // kept_gradient_bytes.
+  int64_t mean_bytes = 0, cast_bytes = 0;
 };
 
 // Gradients of replicated parameters, all-reduced together when the last is complete.

@@ -210,7 +210,7 @@ class Builder {
     size_t tensors = 0, trained = 0;  // of all members
     for (int i : unit.operators)
       for (const Tensor& t : model_.operators[i].tensors) ++tensors, trained += t.trainable;
-    int128 all = 0, sent = 0, made = 0, kept = 0, copies = 0, packed = 0, means = 0;
+    int128 all = 0, sent = 0, made = 0, kept = 0, copies = 0, packed = 0, means = 0, cast = 0;
     for (int i : unit.operators) {
       if (modes_[i] != Mode::NoShard) mode = modes_[i];
       StepOperator& o = step_.operators[i];
@@ -225,12 +225,15 @@ class Builder {
           const bool small = t.compute_bytes() <= kSmallTensorBytes;
           copies += small && trained > 1 && t.trainable ? t.reduce_bytes() : copied(t, 1, modes_[i]);
           if (small && tensors > 1) packed += t.compute_bytes();
-          means += cast_mean(t, modes_[i]);
+          if (t.trainable && t.reduce_bytes() != t.bytes()) {
+            means += part_of(t.reduce_bytes(), modes_[i]);
+            cast += part_of(t.bytes(), modes_[i]);
+          }
         }
       if (o.whole_gradient_bytes == 0) o.full_gradient_bytes = gradients;
       made += o.full_gradient_bytes;
     }
-    if (std::max({all, sent, made, kept, copies, packed, means}) > kLargestSum)
+    if (std::max({all, sent, made, kept, copies, packed, means, cast}) > kLargestSum)
       throw InvalidProblem("unit '" + unit.name + "': more than 2^61 bytes");
     if (mode == Mode::NoShard) return add_bucket(std::move(unit.name), std::move(unit.operators));
     StepUnit& u = step_.units.emplace_back();
@@ -245,7 +248,9 @@ class Builder {
     u.full_bytes = static_cast<int64_t>(all);
     u.gradient_bytes = static_cast<int64_t>(made);
     u.kept_gradient_bytes = static_cast<int64_t>(kept);
-    u.copied_bytes = static_cast<int64_t>(std::max(copies, means));  // copies are freed before means are cast
+    u.copied_bytes = static_cast<int64_t>(copies);
+    u.mean_bytes = static_cast<int64_t>(means),
+    u.cast_bytes = std::min(u.kept_gradient_bytes, static_cast<int64_t>(cast));
     u.packed_bytes = static_cast<int64_t>(packed);
     u.frozen_part = trained < tensors;
     u.once = u.keeps && request_.space.stage.once();
@@ -259,11 +264,8 @@ class Builder {
     return even || !t.trainable ? 0 : t.reduce_bytes() / slices;
   }
 
-  // The bytes of this rank's part of the mean gradient that are cast to the dtype in which it is kept: the
-  // computing thread may still hold the gradient then.
-  int64_t cast_mean(const Tensor& t, Mode mode) const {
-    const int64_t ranks = ranks_that_share(mode);
-    return t.trainable && t.reduce_bytes() != t.bytes() ? (t.reduce_bytes() + ranks - 1) / ranks : 0;
+  int64_t part_of(int64_t bytes, Mode mode) const {
+    return (bytes + ranks_that_share(mode) - 1) / ranks_that_share(mode);
   }
 
   int64_t ranks_that_share(Mode mode) const {

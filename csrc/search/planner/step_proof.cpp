@@ -62,14 +62,13 @@ std::vector<StepProver::Weighed> StepProver::open(double enough) const {
   std::vector<Weighed> found;
   for (const Range& r : ranges) {
     if (r.bound_s_per_sample >= enough) break;
-    if (std::none_of(found.begin(), found.end(), [&](const Weighed& w) { return w.sizes == r.sizes; }))
-      found.push_back({r.shares, r.sizes});
+    found.push_back({r.shares, r.sizes, r.gather});
   }
   return found;
 }
 
 Schedule StepProver::at(const Weighed& by, int64_t limit_bytes, double gap) const {
-  Request r = bound_request(problem_, by.shares, limit_bytes);
+  Request r = bound_request(problem_, by.shares, limit_bytes, by.gather);
   r.sizes = by.sizes;
   r.space.every_latency = true;
   return searches_.run(r, gap, kWork);

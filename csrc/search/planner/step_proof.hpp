@@ -59,11 +59,11 @@ class StepProver {
   struct Weighed {
     StepShares shares;
     BatchSizes sizes;
+    GatherRange gather;
   };
-  // The batches of ranges with a bound below `enough` seconds per sample, lowest first, with that bound's
-  // shares.
+  // The ranges with a bound below `enough` seconds per sample, lowest first, with that bound's shares.
   std::vector<Weighed> open(double enough) const;
-  // The best plans of these batches by the bound with these shares, under another limit of the certain
+  // The best plans of such a range by the bound with these shares, under another limit of the certain
   // memory; their operators do not need a unit with their neighbours.
   Schedule at(const Weighed& by, int64_t limit_bytes, double gap) const;
 

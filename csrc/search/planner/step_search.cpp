@@ -12,7 +12,7 @@
 namespace osdp::search {
 namespace {
 
-constexpr size_t kMostBatches = 3;
+constexpr size_t kMostRanges = 12;
 constexpr int kMostLimits = 6;   // lower limits for plans whose step is over
 constexpr double kFar = 0.02;    // gap above which the smaller space is searched to the end
 constexpr size_t kPolished = 6;  // plans that local search begins with
@@ -137,14 +137,14 @@ class StepSearch {
     while (!done() && prover_.sharpen(needed_s())) consider_proven();
   }
 
-  // The same bound under limits that leave room for transients, for the batches that may have faster plans.
+  // The same bound under limits that leave room for transients, in the ranges that may have faster plans.
   void lower_limits() {
-    std::vector<StepProver::Weighed> batches = prover_.open(needed_s());
-    if (batches.size() > kMostBatches) batches.resize(kMostBatches);
-    for (const auto& batch : batches) {
+    std::vector<StepProver::Weighed> ranges = prover_.open(needed_s());
+    if (ranges.size() > kMostRanges) ranges.resize(kMostRanges);
+    for (const auto& range : ranges) {
       int64_t limit = limit_.most_bytes();
       for (int n = 0; n < kMostLimits && !done(); ++n) {
-        const int64_t left = consider(prover_.at(batch, limit, gap_ / 20));
+        const int64_t left = consider(prover_.at(range, limit, gap_ / 20));
         if (left >= 0) break;
         limit += left;
       }

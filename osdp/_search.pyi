@@ -276,8 +276,6 @@ class Request:
         bucket_bytes: typing.SupportsInt | typing.SupportsIndex,
         slice_overhead_s: typing.SupportsFloat | typing.SupportsIndex,
         recompute: collections.abc.Sequence[str],
-        least_transient_bytes: typing.SupportsInt | typing.SupportsIndex,
-        buffers: typing.SupportsInt | typing.SupportsIndex,
         find_smallest: bool = False,
         depth_first: bool,
         smallest_first: bool,

@@ -142,8 +142,6 @@ def make_request(
         bucket_bytes=BUCKET_BYTES,
         slice_overhead_s=SLICE_OVERHEAD_S if cost == "osdp" else 0.0,
         recompute=list(searched.checkpoint),
-        least_transient_bytes=least_transient(description, precision),
-        buffers=_buffers(searched.prefetch, hardware.device),
         depth_first=searched.method != "exact",
         smallest_first=searched.method == "dfs-smallest-first",
         in_flight=1 if searched.stage is None else searched.stage.in_flight,
@@ -181,23 +179,6 @@ def _protocol(p: Protocol) -> _search.Protocol:
 
 def _core(c: Collective) -> _search.Collective:
     return _search.Collective(c.alpha_s, c.beta_s_per_byte)
-
-
-def _buffers(prefetch: int, device: str) -> int:
-    """Number of full tensors for which memory is reserved: Note [Reserve] in
-    csrc/search/problem/request.hpp."""
-    return 1 + prefetch + (device != "cpu")
-
-
-def least_transient(description: ModelDescription, precision: str = "fp32") -> int:
-    """Bytes of the largest unit that every plan has, whatever its choices, for which memory is reserved:
-    untraced operators with the same gathering modules.
-    """
-    together: dict[object, int] = {}
-    for o in description.operators:
-        if o.parameters and not o.traced:
-            together[o.gather_at] = together.get(o.gather_at, 0) + gathered_bytes(o, precision)
-    return max(together.values(), default=0)
 
 
 def computing_dtypes(description: ModelDescription, precision: str) -> dict[str, str]:

@@ -112,21 +112,6 @@ inline Model random_run(Random& r, int64_t longest) {
   return model;
 }
 
-// Sizes a thousand times as large, of which tensors that were equally large may differ a little: so that
-// transients are nearly the same.
-inline void enlarge(Random& r, Model& model) {
-  for (Operator& op : model.operators) {
-    for (auto& t : op.tensors) {
-      t.row_bytes = 1000 * t.row_bytes + 4 * draw(r, 0, 3);
-      if (t.compute_row_bytes > 0) t.compute_row_bytes = t.reduce_row_bytes = t.row_bytes / 2;
-    }
-    if (op.split_tensor >= 0) op.in_features = op.tensors[static_cast<size_t>(op.split_tensor)].row_bytes / 4;
-    op.saved_bytes_per_sample *= 1000, op.saved_bytes_fixed *= 1000;
-    op.work_bytes_per_sample *= 1000, op.work_bytes_fixed *= 1000;
-  }
-  for (auto& block : model.blocks) block.input_bytes_per_sample *= 1000;
-}
-
 // Without a limit.
 inline Request random_request(Random& r) {
   Request request;
@@ -150,9 +135,7 @@ inline Request random_request(Random& r) {
       {Recompute::None, Recompute::Regather},
       {Recompute::Hold, Recompute::Regather}};
   request.recompute = ways[r() % ways.size()];
-  request.least_transient_bytes = r() % 2 == 0 ? 0 : draw(r, 0, 100);
-  request.buffers = draw(r, 1, 3);
-  request.space.stage.in_flight = 1 + request.least_transient_bytes % 3;
+  request.space.stage.in_flight = r() % 2 == 0 ? 1 : draw(r, 1, 3);
   return request;
 }
 
@@ -192,61 +175,15 @@ inline const Candidate* choice_of(const Where& w, const Decision& d, size_t i) {
   return d.choices[i] < 0 ? nullptr : &w.slot->candidates[static_cast<int>(way_of(w, d))][d.choices[i]];
 }
 
-// The memory of every phase but for the transients' reserve, by definition and without any sharing of work.
+// The memory of every phase, by definition and without any sharing of work.
 inline std::vector<int64_t> plain_phases(const Model& model, const Request& request,
                                          const EquivalenceClasses& classes, const Decision& d, Batch batch) {
-  int64_t trained = 0, small = 0, small_of_one = 0;
-  for (const Operator& op : model.operators) {
-    int64_t of_this = 0;
-    for (const Tensor& t : op.tensors) {
-      const int64_t bytes = t.trainable ? t.rows * t.row_bytes : 0;
-      trained += bytes;
-      of_this += bytes <= 65536 ? bytes : 0;
-    }
-    small += of_this, small_of_one = std::max(small_of_one, of_this);
-  }
-  const int64_t together = std::min(trained, request.space.bucket_bytes);
-  // Small ones that are averaged together, or the most that is copied to be averaged.
-  int64_t bucket = std::max(small_of_one, std::min(together, small));
-  int64_t completing = 0;  // the gradient that completes a bucket, which autograd holds until that is sent
-  for (const Operator& op : model.operators) {
-    int64_t own = 0, copy = 0, largest = 0;
-    bool whole = false, mixed = false, shardable = false;
-    for (const Mode mode : request.space.modes) whole |= mode == Mode::NoShard;
-    for (size_t i = 0; i < op.tensors.size(); ++i) {
-      const Tensor& t = op.tensors[i];
-      shardable |= t.shardable && t.rows * t.row_bytes > 0;
-      if (!t.trainable) continue;
-      const bool in_slices = static_cast<int>(i) == op.split_tensor && !request.space.granularities.empty();
-      const int64_t made = in_slices || t.compute_row_bytes == 0 ? t.row_bytes : t.compute_row_bytes;
-      own += t.rows * t.row_bytes;
-      largest = std::max(largest, t.rows * (t.compute_row_bytes == 0 ? t.row_bytes : t.compute_row_bytes));
-      copy += t.rows * (t.reduce_row_bytes + (batch.accumulation > 1 ? made : 0));
-      mixed |= t.compute_row_bytes > 0;
-    }
-    if (!mixed || (!whole && shardable)) continue;
-    completing = std::max(completing, largest);
-    bucket = std::max(bucket, copy);
-    if (own > 0) bucket = std::max(bucket, (together * copy + own - 1) / own);
-  }
-  // A rank's part of the largest sharded gradient, beside that of earlier micro-batches.
-  int64_t part = 0;
-  for (const Operator& op : model.operators) {
-    int64_t of_this = 0;
-    for (const Tensor& t : op.tensors) {
-      const int64_t rows = (t.rows + request.device.ranks - 1) / request.device.ranks;
-      of_this += t.trainable && t.shardable ? rows * t.row_bytes : 0;
-    }
-    part = std::max(part, of_this);
-  }
-  bucket += batch.accumulation > 1 ? part : completing;
-  if (request.device.ranks == 1) bucket = 0;
   const auto where = find_places(model, classes);
   const size_t n = model.operators.size();
   std::vector<int64_t> phases(n);
   for (size_t j = 0; j < n; ++j) {
-    int64_t sum = model.buffer_bytes + bucket +
-                  request.space.stage.in_flight * model.input_bytes_per_sample * batch.size;
+    int64_t sum =
+        model.buffer_bytes + request.space.stage.in_flight * model.input_bytes_per_sample * batch.size;
     for (size_t i = 0; i < n; ++i) {
       const Candidate* c = choice_of(where[i], d, i);
       const bool over = i > j;
@@ -288,15 +225,6 @@ inline int64_t plain_time(const Model& model, const EquivalenceClasses& classes,
     }
   }
   return sum;
-}
-
-inline int64_t largest_transient(const Model& model, const EquivalenceClasses& classes, const Decision& d) {
-  const auto where = find_places(model, classes);
-  int64_t most = 0;
-  for (size_t i = 0; i < model.operators.size(); ++i) {
-    if (const Candidate* c = choice_of(where[i], d, i)) most = std::max(most, c->transient_bytes);
-  }
-  return most;
 }
 
 // How many plans there are; at most `most`.

@@ -1,5 +1,5 @@
 // Plans grown from the front under bounds of the rest, against every plan of many small random models: one
-// batch, one transient, many phases that bind, prices good and bad.
+// batch, many phases that bind, prices good and bad.
 #include "check.hpp"
 #include "random_model.hpp"
 #include "search/labels/label_setting.hpp"
@@ -13,26 +13,23 @@ int main() {
     const Model model = turn % 3 == 0 ? random_run(r, 9) : random_model(r, 9);
     Request request = random_request(r);
     const EquivalenceClasses classes = find_equivalence_classes(model, request);
-    if (count_plans(model, classes, 20001) > 20000 || classes.transients.empty()) continue;
+    if (count_plans(model, classes, 20001) > 20000) continue;
     const Batch batch{draw(r, 1, 3), r() % 4 == 0 ? 2 : 1};
-    const int64_t transient = classes.transients[r() % classes.transients.size()];
-    const int64_t reserve = request.reserve_bytes(transient);
     struct Plain {
       int64_t time, peak;
     };
     std::vector<Plain> all;
     every_plan(model, classes, [&](const Decision& d) {
-      if (largest_transient(model, classes, d) > transient) return;
       const auto phases = plain_phases(model, request, classes, d, batch);
       all.push_back({plain_time(model, classes, d, batch), *std::max_element(phases.begin(), phases.end())});
     });
     CHECK(!all.empty());
     plans += static_cast<int64_t>(all.size());
     const int64_t peak = all[r() % all.size()].peak;
-    request.limit_bytes = reserve + peak - static_cast<int64_t>(r() % 8 == 0);
+    request.limit_bytes = peak - static_cast<int64_t>(r() % 8 == 0);
     int64_t best = -1;
     for (const Plain& p : all) {
-      if (p.peak + reserve <= request.limit_bytes && (best < 0 || p.time < best)) best = p.time;
+      if (p.peak <= request.limit_bytes && (best < 0 || p.time < best)) best = p.time;
     }
     const auto prices = [&] {
       std::vector<double> p(model.operators.size(), 0);
@@ -41,8 +38,8 @@ int main() {
     };
     const Budget budget;
     Stopwatch watch(budget);
-    const ChainResources chain(model, request, classes, batch, transient);
-    if (request.limit_bytes < reserve + classes.held_bytes(batch)) continue;
+    const ChainResources chain(model, request, classes, batch);
+    if (request.limit_bytes < classes.held(batch.size)) continue;
     CHECK(chain.possible());
     LabelSetting labels(chain, prices());
     const int failed_before = failures;
@@ -58,15 +55,14 @@ int main() {
       ++seen;
       CHECK_EQ(plain_time(model, classes, found.seen, batch), found.seen_ps);
       const auto phases = plain_phases(model, request, classes, found.seen, batch);
-      CHECK(*std::max_element(phases.begin(), phases.end()) + reserve <= request.limit_bytes);
+      CHECK(*std::max_element(phases.begin(), phases.end()) <= request.limit_bytes);
     }
     if (found.found && best >= 0) {
       CHECK_EQ(found.time_ps, best);
       CHECK_EQ(plain_time(model, classes, found.decision, batch), best);
       const auto phases = plain_phases(model, request, classes, found.decision, batch);
-      CHECK(*std::max_element(phases.begin(), phases.end()) + reserve <= request.limit_bytes);
-      CHECK(largest_transient(model, classes, found.decision) <= transient);
-      tight += *std::max_element(phases.begin(), phases.end()) + reserve == request.limit_bytes;
+      CHECK(*std::max_element(phases.begin(), phases.end()) <= request.limit_bytes);
+      tight += *std::max_element(phases.begin(), phases.end()) == request.limit_bytes;
       for (Recompute way : found.decision.ways) held += way == Recompute::Hold;
       CHECK(!labels.look(best - 1, kLargestSum, 1'000'000, watch).found);
     }

@@ -152,7 +152,6 @@ Request request(Random& dice) {
   if (r.device.hosts > 1) r.space.modes.push_back(Mode::HybridShard);
   if (dice() % 2 == 0) r.batches = {{1, 3}, {2, 1}};
   r.limit_bytes = int64_t{1} << 40;
-  r.buffers = 2;
   return r;
 }
 
@@ -212,7 +211,7 @@ void no_timing_holds_more() {
     const int64_t most = largest_peak(step);
     if (plain.batch.accumulation <= 2) CHECK_EQ(most, player.largest_peak(player.step(plain, units)));
     int64_t seen = 0;
-    for (int timing = 0; timing < 40; ++timing) {
+    for (int timing = 0; timing < 80; ++timing) {
       retime(dice, step);
       const int64_t peak = play(step, 0, Record::Totals).peak_bytes;
       CHECK(peak <= most);

@@ -36,10 +36,8 @@ void test_options_agree() {
     const Model model = random_model(r, 6);
     Request request = random_machine(r);
     request.space.shares = StepShares{draw(r, 0, 1024), draw(r, 0, 1024)};
-    request.space.certain_memory = true;
     if (r() % 5 == 0) {
       request.space.cost = Cost::Paper, request.recompute = {Recompute::None};
-      request.space.certain_memory = false;
       request.space.stage = {};
     } else if (n % 2 == 0) {
       request.space.stage.micro_batches = 1 + n % 5;
@@ -71,7 +69,6 @@ void test_the_bound_of_a_step() {
     request.space.shares = StepShares{draw(r, 0, 1024), draw(r, 0, 1024)};
     request.batches = {batch};
     Request bounded = request;
-    bounded.space.certain_memory = true, bounded.buffers = 0;
     const EquivalenceClasses classes = find_equivalence_classes(planner.model(), bounded);
     if (count_plans(planner.model(), classes, 501) > 500) continue;
     const auto where = find_places(planner.model(), classes);

@@ -30,7 +30,7 @@ std::vector<int64_t> row_bytes(const Model& model, const EquivalenceClasses& cla
                                Batch batch) {
   std::vector<int> rows;
   for (size_t j = 0; j < model.operators.size(); ++j) rows.push_back(static_cast<int>(j));
-  std::vector<int64_t> sums(rows.size(), classes.held_bytes(batch));
+  std::vector<int64_t> sums(rows.size(), classes.held(batch.size));
   for (const SymmetryClass& symmetry_class : make_symmetry_classes(classes, rows)) {
     const EquivalenceClass& cls = classes.classes[symmetry_class.cls];
     for (int m : symmetry_class.instances) {

@@ -40,7 +40,7 @@ Spare by_sum(const PlanEvaluator& r) {
 
 void a_polished_plan_fits_and_is_no_slower() {
   Random dice(7);
-  int faster = 0, beyond = 0;
+  int faster = 0;
   for (int n = 0; n < 300; ++n) {
     const Model model = random_model(dice, 12);
     Request wide = request(4, int64_t{1} << 40);
@@ -69,7 +69,7 @@ void a_polished_plan_fits_and_is_no_slower() {
       samples = s.batch.samples();
       if (spare(s) >= 0 && (best == 0 || r.step_ps(s) < best)) best = r.step_ps(s);
     }
-    if (best == 0) continue;  // rarely a peak exceeds the sum
+    if (best == 0) continue;  // peaks exceed the sum
     const int64_t before = r.plays(), plays = draw(dice, 12, 60);
     const Polished p = polish(r, seeds, plays, spare);
     CHECK(r.plays() - before <= plays);
@@ -80,9 +80,7 @@ void a_polished_plan_fits_and_is_no_slower() {
     CHECK_EQ(r.step_ps(plan), p.played_ps);
     CHECK_EQ(r.peak_bytes(plan), p.plan.peak_bytes);
     CHECK(spare(plan) >= 0);
-    beyond += p.plan.peak_bytes > wide.limit_bytes;
     CHECK_EQ(r.objective_ps(plan), p.plan.step_ps);
-    CHECK_EQ(largest_transient(r.classes(), p.plan.decision), p.plan.transient_bytes);
     const int64_t played = r.plays();
     const Polished at_once = polish(r, seeds, plays, spare, 0, [] { return true; });
     CHECK(r.plays() - played <= static_cast<int64_t>(seeds.size()));
@@ -93,7 +91,6 @@ void a_polished_plan_fits_and_is_no_slower() {
     CHECK(again.plan.decision.ways == p.plan.decision.ways);
   }
   CHECK(faster > 100);
-  CHECK(beyond > 10);
 }
 
 // Memory is no limit: nothing need be computed twice, or gathered.

@@ -45,7 +45,6 @@ void check_problem(Random& dice, Worst& worst) {
   request.space.shares = StepShares{draw(dice, 0, 1024), draw(dice, 0, 1024)};
   if (dice() % 4 == 0) request.space.shares->forward = request.space.shares->backward = 1024;
   if (dice() % 4 == 0) request.space.shares->forward = request.space.shares->backward = 0;
-  request.space.certain_memory = true, request.buffers = 0;
   const int64_t unit = draw(dice, 1, 400);
   request.space.gather = {draw(dice, 0, 1) * draw(dice, 0, unit), dice() % 4 == 0 ? kLargestSum : unit};
   for (const Operator& op : planner.model().operators)

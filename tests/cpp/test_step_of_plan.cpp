@@ -1,4 +1,5 @@
-// The step that a plan makes: costs of whole units, and a memory curve that stays below the certified peak.
+// The step that a plan makes: costs of whole units, and a memory curve and phases that stay below the largest
+// peak.
 #include "search/simulate/step_of_plan.hpp"
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 #include "check.hpp"
 #include "search/problem/phases.hpp"
 #include "search/problem/problem.hpp"
+#include "search/simulate/largest_peak.hpp"
 #include "search/simulate/simulate.hpp"
 
 using namespace osdp::search;
@@ -192,7 +194,7 @@ int64_t state_of(const Step& s) {
   return sum;
 }
 
-void curve_stays_below_the_certified_peak() {
+void curve_stays_below_the_largest_peak() {
   std::mt19937_64 r(3);
   const auto upto = [&](int64_t n) { return static_cast<int64_t>(r() % static_cast<uint64_t>(n + 1)); };
   for (int n = 0; n < 3000; ++n) {
@@ -202,10 +204,10 @@ void curve_stays_below_the_certified_peak() {
     req.recompute = {Recompute::None, Recompute::Hold, Recompute::Regather};
     const int64_t prefetch = upto(2);
     const Lanes lanes{.separate_reductions = n % 4 == 3, .enqueue = n % 4 > 1};
-    req.buffers = 1 + prefetch + lanes.enqueue;
     // All latency, or all bytes; computation short or long.
     for (Collective* c : {&req.device.all_gather, &req.device.reduce_scatter, &req.device.all_reduce}) {
       *c = {static_cast<double>(upto(3)) * 1e-5, static_cast<double>(upto(3)) * 1e-7};
+      if (c->alpha_s + c->beta_s_per_byte == 0) c->alpha_s = 1e-6;  // what takes no time is not sent
     }
     const int operators = 2 + static_cast<int>(upto(6));
     const int first = static_cast<int>(upto(operators)), length = static_cast<int>(upto(4));
@@ -233,7 +235,6 @@ void curve_stays_below_the_certified_peak() {
     PlainPlan plan;
     plan.batch = {1 + upto(3), 1 + upto(1)};
     plan.blocks = decision.ways;
-    int64_t transient = 0;
     std::vector<PlannedUnit> units;
     for (int i = 0; i < operators; ++i) {
       const Recompute way = model.operators[i].block < 0 ? Recompute::None : decision.ways[0];
@@ -244,20 +245,13 @@ void curve_stays_below_the_certified_peak() {
       if (list.empty()) continue;
       const Candidate& c = list[decision.choices.back()];
       plan.choices.back() = {c.mode, c.granularity, c.sharded_slices, c.split};
-      transient = std::max(transient, c.transient_bytes);
       units.push_back({std::to_string(i), {i}, {{i, i}}, 1});
     }
     const auto phases = phase_bytes(model, req, classes, decision, plan.batch);
-    const int64_t certified = *std::max_element(phases.begin(), phases.end()) + req.reserve_bytes(transient);
     const Step step = step_of(model, req, plan, units, prefetch, {1e-5, 1e-8}, lanes);
     const PlayedStep played = play(step, upto(1000));
-    // The sum has no buffers in which small tensors are sent together: those of a gather and of a reduction
-    // at a time.
-    int64_t gathering = 0, reducing = 0;
-    for (const StepUnit& u : step.units)
-      gathering = std::max(gathering, u.packed_bytes),
-      reducing = std::max({reducing, u.copied_bytes, u.mean_bytes});
-    CHECK(played.peak_bytes <= certified + gathering + reducing);
+    CHECK(largest_peak(step) >= *std::max_element(phases.begin(), phases.end()));
+    CHECK(largest_peak(step) >= played.peak_bytes);
     CHECK(played.peak_bytes >= state_of(step));
   }
 }
@@ -271,6 +265,6 @@ int main() {
   replicated_slices_are_cast_one_at_a_time();
   means_are_cast_to_the_dtype_in_which_they_are_kept();
   small_tensors_are_sent_in_a_buffer();
-  curve_stays_below_the_certified_peak();
+  curve_stays_below_the_largest_peak();
   return report("test_step_of_plan");
 }

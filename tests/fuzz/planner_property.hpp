@@ -87,7 +87,7 @@ inline void try_schedule(Draws& d, Answered& a) {
     return;
   }
   ++a.plans;
-  check_found(model, request, {s.batch, s.transient_bytes, s.decision, s.step_ps, s.peak_bytes}, d);
+  check_found(model, request, {s.batch, s.decision, s.step_ps, s.peak_bytes}, d);
   for (const Found& f : s.runners_up) check_found(model, request, f, d);
   const double per_sample = static_cast<double>(s.step_ps) / static_cast<double>(s.batch.samples());
   const double least = request.space.shares ? -static_cast<double>(rounded_down(model, s.batch)) : 0;

@@ -137,15 +137,11 @@ inline Request draw_request(Draws& d) {
     if (!d.flip(3)) r.recompute.push_back(static_cast<Recompute>(d.flip(40) ? d.code(3) : way));
   }
   if (r.paper() && !d.flip(5)) r.recompute = {Recompute::None};
-  r.least_transient_bytes = d.flip() ? 0 : d.number(0, 100);
-  r.buffers = d.number(1, 3);
   r.find_smallest = d.flip();
   r.depth_first = r.paper() ? d.flip() : d.flip(50);
   r.smallest_first = d.flip();
   if (!r.paper() && !d.flip(3)) {  // the objective is a bound
     r.space.shares = StepShares{d.number(0, 1024), d.number(0, 1024)};
-    r.space.certain_memory = true;
-    r.buffers = 0, r.least_transient_bytes = 0;
   }
   return r;
 }

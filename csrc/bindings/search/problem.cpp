@@ -102,8 +102,8 @@ void bind_request(py::module_& m) {
       .def(py::init([](const Device& device, bool paper, std::vector<osdp::Mode> modes,
                        std::vector<int64_t> granularities, int64_t optimizer_bytes_per_parameter_byte,
                        int64_t bucket_bytes, double slice_overhead_s, std::vector<osdp::Recompute> recompute,
-                       int64_t least_transient_bytes, int64_t buffers, bool find_smallest, bool depth_first,
-                       bool smallest_first, int64_t in_flight, int64_t stage_micro_batches) {
+                       bool find_smallest, bool depth_first, bool smallest_first, int64_t in_flight,
+                       int64_t stage_micro_batches) {
              Request r;
              r.device = device;
              r.space.cost = paper ? Cost::Paper : Cost::Osdp;
@@ -111,7 +111,6 @@ void bind_request(py::module_& m) {
              r.space.optimizer_bytes_per_parameter_byte = optimizer_bytes_per_parameter_byte;
              r.space.bucket_bytes = bucket_bytes, r.space.slice_overhead_s = slice_overhead_s;
              r.recompute = std::move(recompute);
-             r.least_transient_bytes = least_transient_bytes, r.buffers = buffers;
              r.find_smallest = find_smallest;
              r.depth_first = depth_first, r.smallest_first = smallest_first;
              r.space.stage = {in_flight, stage_micro_batches};
@@ -119,8 +118,8 @@ void bind_request(py::module_& m) {
            }),
            py::kw_only(), "device"_a, "paper"_a, "modes"_a, "granularities"_a,
            "optimizer_bytes_per_parameter_byte"_a, "bucket_bytes"_a, "slice_overhead_s"_a, "recompute"_a,
-           "least_transient_bytes"_a, "buffers"_a, "find_smallest"_a = false, "depth_first"_a,
-           "smallest_first"_a, "in_flight"_a = 1, "stage_micro_batches"_a = 0)
+           "find_smallest"_a = false, "depth_first"_a, "smallest_first"_a, "in_flight"_a = 1,
+           "stage_micro_batches"_a = 0)
       .def_readonly("device", &Request::device)
       .def_readwrite("limit_bytes", &Request::limit_bytes)
       .def_readwrite("batches", &Request::batches);
@@ -189,7 +188,12 @@ void bind_problem(py::module_& m) {
   m.def(
       "candidates",
       [](const Model& model, const Request& request, int operator_, osdp::Recompute recompute) {
-        return candidates(model.operators.at(operator_), request.device, request.space, recompute);
+        const Operator& op = model.operators.at(operator_);
+        std::vector<Candidate> kept;
+        for (const Candidate& c : candidates(op, request.device, request.space, recompute))
+          kept.push_back(candidate_of(op, request.device, request.space, recompute, c.mode, c.granularity,
+                                      c.sharded_slices, c.split));
+        return kept;
       },
-      "model"_a, "request"_a, "operator"_a, "recompute"_a, "Of one operator, NO_SHARD first.");
+      "model"_a, "request"_a, "operator"_a, "recompute"_a, "Of one operator, NO_SHARD first, with the bytes that the runtime keeps.");
 }

@@ -214,8 +214,7 @@ void GradientBuckets::launch_mixed(Bucket& bucket) {
   }
   if (gradients->empty()) return;
   const at::ScalarType reduce = bucket.items[0]->param->reduce_dtype();
-  // At most one gradient is being averaged while the next is computed: see Note [Averaging] in
-  // search/problem/cost.cpp.
+  // At most one bucket is being averaged while the gradients of the next are computed, as plans count it.
   if (!works_.empty()) works_.back().wait();
   // A stream's lane keeps the tensors that it reads until the computing stream has waited for it. So it gets
   // a copy, and the gradients themselves are freed as soon as they have been copied.

@@ -271,9 +271,9 @@ void UnitScheduler::reduce_or_keep(Unit& unit) {
 // On the CPU a gather waits on the lane for the reductions before it, and the computation waits for the
 // gather, so gradients of FULL_SHARD units cannot pile up when the lane is late. SHARD_GRAD_OP gathers
 // nothing in backward. So a gradient is submitted only if it, the gradients being reduced and the temporarily
-// gathered units fit into what a plan reserves (Note [Reserve] in search/problem/request.hpp), or if no other
-// is being reduced. On streams the computation waits for the previous reduction (Note [Memory that two
-// streams use]).
+// gathered units fit into the plan's budget for gathering (Note [Budget for gathering] in
+// search/simulate/gather_budget.hpp), or if no other is being reduced. On streams the computation waits for
+// the previous reduction (Note [Memory that two streams use]).
 void UnitScheduler::await_room(size_t bytes) {
   while (left_ < reductions_.size() && reductions_[left_].reduction.done()) ++left_;
   if (left_ == reductions_.size()) return;

@@ -10,26 +10,16 @@ namespace osdp::search {
 namespace {
 
 // Weights refer to the plans themselves, so the scaling of points is undone.
-Mixture mixture_of(const std::vector<std::pair<double, const Point*>>& points,
-                   const EquivalenceClasses& classes) {
+Mixture mixture_of(const std::vector<std::pair<double, const Point*>>& points) {
   Mixture m;
   double sum = 0;
-  const auto transient = [&](const Point* p) {
-    return static_cast<double>(classes.transients[p->transient]);
-  };
   for (const auto& [weight, p] : points) sum += weight * p->scale;
   if (!(sum > 0)) sum = 1;
   for (const auto& [weight, p] : points) {
     const double share = weight * p->scale / sum;
     m.size += share * static_cast<double>(p->size);
-    m.transient += share * transient(p);
     m.ways.resize(p->ways.size(), 0);
     for (size_t w = 0; w < m.ways.size(); ++w) m.ways[w] += share * p->ways[w];
-  }
-  for (const auto& [weight, p] : points) {
-    const double share = weight * p->scale / sum;
-    m.size_apart += share * std::abs(static_cast<double>(p->size) - m.size);
-    m.transient_apart += share * std::abs(transient(p) - m.transient);
   }
   return m;
 }
@@ -68,7 +58,7 @@ Bounded relax(const EquivalenceClasses& classes, const ColumnPool& pool, const R
   Point point;
   evaluate.at(guess, 1, point);
   bound(point, guess);
-  best.mixture = mixture_of({{1.0, &point}}, classes);
+  best.mixture = mixture_of({{1.0, &point}});
   if (best.time > enough + 1e-9 * std::abs(enough)) return done();
   for (double penalty = 8 * std::max(point.time, 1.0);; penalty *= 64) {
     Master master(rows, point, limit, penalty);
@@ -82,7 +72,7 @@ Bounded relax(const EquivalenceClasses& classes, const ColumnPool& pool, const R
       if (value >= upper - near - 1e-11 * std::abs(value) || best.time >= upper - near) break;
       master.add(point);
     }
-    best.mixture = mixture_of(master.weights(), classes);
+    best.mixture = mixture_of(master.weights());
     if (best.time > enough + 1e-9 * std::abs(enough) || !master.exceeds()) return done();
     // The region is infeasible if at these prices, or in one row alone, even the plan of least memory exceeds
     // the limits.

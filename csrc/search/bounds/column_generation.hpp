@@ -1,6 +1,6 @@
 // The Lagrangian relaxation of the planner's problem under a few rows (problem/phases.hpp): each row has a
 // price per byte, and every operator and block chooses independently. Its optimum over the prices is a lower
-// bound for all plans of a region: a box of batch sizes, transients and recomputations.
+// bound for all plans of a region: a box of batch sizes and recomputations.
 //
 // Computed in doubles: bounds are used with a margin, and the final claims are proven in integers.
 #pragma once
@@ -11,9 +11,8 @@ namespace osdp::search {
 
 // A convex combination of plans that satisfies all rows on average.
 struct Mixture {
-  double size = 0, size_apart = 0;            // batch size: mean, and mean absolute deviation of the plans
-  double transient = 0, transient_apart = 0;  // largest transient in bytes: the same
-  std::vector<double> ways;                   // number of instances per way, indexed as in Box
+  double size = 0;           // mean batch size
+  std::vector<double> ways;  // number of instances per way, indexed as in Box
 };
 
 struct Bounded {

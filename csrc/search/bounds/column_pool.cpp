@@ -41,7 +41,6 @@ ColumnPool make_column_pool(const EquivalenceClasses& classes, const std::vector
         const auto& all = cls.slots[p].candidates[static_cast<int>(r)];
         auto& options = way.slots.emplace_back();
         for (const Candidate& c : all) {
-          options.transient.push_back(c.transient_bytes);
           options.time.push_back(static_cast<double>(accumulation * c.communication_ps + c.optimizer_ps));
         }
         for (int relation : group.relation) {

@@ -13,8 +13,7 @@ using Prices = std::array<double, kMostRows>;  // picoseconds per byte, by row
 // The options of every group under some rows and one number of micro-batches.
 struct ColumnPool {
   struct Options {
-    std::vector<int64_t> transient;  // by index into the slot's candidates, like the others
-    std::vector<double> time;
+    std::vector<double> time;   // by index into the slot's candidates
     std::vector<double> bytes;  // [row][option]
   };
   struct Way {

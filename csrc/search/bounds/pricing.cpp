@@ -6,7 +6,7 @@
 namespace osdp::search {
 
 Pricing::Pricing(const Model& model, const Request& request, const EquivalenceClasses& classes, Batch batch,
-                 int64_t largest_transient, bool memory_alone)
+                 bool memory_alone)
     : classes_(classes),
       batch_(batch),
       paper_(request.paper()),
@@ -14,7 +14,7 @@ Pricing::Pricing(const Model& model, const Request& request, const EquivalenceCl
       phases_(paper_ ? 1 : operators_),
       blocks_(model.blocks.size()) {
   for (const EquivalenceClass& cls : classes.classes) {
-    ways_.push_back(ways_of(cls, request, batch, largest_transient, memory_alone));
+    ways_.push_back(ways_of(cls, request, batch, memory_alone));
     possible_ &= has_options(cls, ways_.back());
   }
 }
@@ -95,7 +95,7 @@ Cost Pricing::choose(const std::vector<Price>& prices, bool with_time, Decision&
 int128 Pricing::least(const std::vector<int64_t>& weights, Decision& decision) const {
   int128 sum = 0;
   for (int64_t w : weights) sum += w;
-  const int128 held = sum * classes_.held_bytes(batch_);
+  const int128 held = sum * classes_.held(batch_.size);
   return choose<int128>(weights, false, decision) + held;
 }
 
@@ -105,7 +105,7 @@ double Pricing::cheapest(const std::vector<double>& prices, double limit, Decisi
   const double cost =
       choose<double>(prices, true, decision) +
       static_cast<double>(batch_.accumulation) * static_cast<double>(classes_.compute_ps(batch_.size));
-  const double held = sum * static_cast<double>(classes_.held_bytes(batch_)), most = sum * limit;
+  const double held = sum * static_cast<double>(classes_.held(batch_.size)), most = sum * limit;
   return cost + held - most - 1 - 1e-12 * (cost + held + most);
 }
 

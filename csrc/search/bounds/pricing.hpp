@@ -1,5 +1,5 @@
 // The pricing problem over all phases: given a price per byte in every phase, each operator and block chooses
-// independently. For one batch size, and without options above a given transient. The relaxation has a few
+// independently. For one batch size. The relaxation has a few
 // rows and groups equal instances; here every instance is treated at its position, so the result is a
 // complete plan whose phases can be checked.
 #pragma once
@@ -14,14 +14,14 @@ class Pricing {
  public:
   // `memory_alone`: times are ignored, so an option that is no larger in any phase dominates.
   Pricing(const Model& model, const Request& request, const EquivalenceClasses& classes, Batch batch,
-          int64_t largest_transient, bool memory_alone);
+          bool memory_alone);
 
   // False if some operator has no option.
   bool possible() const { return possible_; }
   size_t phases() const { return phases_; }
 
-  // The plan with the least sum over phases of weight x bytes, and that sum without the reserve for
-  // transients: no plan has less. Ties are broken by the mean memory over all phases.
+  // The plan with the least sum over phases of weight x bytes, and that sum: no plan has
+  // less. Ties are broken by the mean memory over all phases.
   int128 least(const std::vector<int64_t>& weights, Decision& decision) const;
 
   // The plan with the least time + sum over phases of price x (bytes - limit), prices in ps per byte; and

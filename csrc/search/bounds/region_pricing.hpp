@@ -8,8 +8,6 @@ namespace osdp::search {
 
 struct Region {
   Batch lo, hi;  // accumulation equal
-  size_t transient_lo = 0,
-         transient_hi = 0;  // range of the largest transient, as indices of EquivalenceClasses::transients
   Box box;
 };
 
@@ -19,50 +17,33 @@ struct Point {
   Prices bytes{};         // Evaluator::limit plus the plan's excess over it (signed) times `scale`
   double scale = 1;       // hi.size / size
   int64_t size = 1;       // batch size
-  size_t transient = 0;   // index of the middle of its band
   std::vector<int> ways;  // number of instances per way, indexed as in Box
-};
-
-// A band is a range of consecutive values of the largest transient. It allows the options of its largest
-// value and reserves for its smallest, which keeps bounds valid. A region has at most 64 bands; with no more
-// transients than that each is its own band.
-struct Bands {
-  static constexpr size_t kMost = 64;
-  size_t transient_lo = 0, transient_hi = 0;  // indices of EquivalenceClasses::transients
-  size_t all() const { return transient_hi - transient_lo + 1; }
-  size_t count() const { return all() < kMost ? all() : kMost; }
-  size_t first(size_t band) const { return transient_lo + band * all() / count(); }
-  size_t last(size_t band) const { return first(band + 1) - 1; }
 };
 
 // The costs of sharding do not depend on the batch size, so all regions with the same number of micro-batches
 // share this cache. It belongs to one ColumnPool.
 class Cheapest {
  public:
-  Cheapest(const ColumnPool& pool, const std::vector<int64_t>& transients);
+  explicit Cheapest(const ColumnPool& pool);
 
-  // Chooses the cheapest options at given prices, for each band.
-  void find(const Prices& prices, double time_scale, const Bands& bands);
-  // By band: the total cost of the operators of a way (Entry::first_way + index).
-  const double* cost(size_t way) const { return &cost_[way * stride_]; }
+  // Chooses the cheapest options at given prices.
+  void find(const Prices& prices, double time_scale);
+  // The total cost of the operators of a way (Entry::first_way + index).
+  double cost(size_t way) const { return cost_[way]; }
   // Adds `count` times the time and bytes of one way's operators.
-  void add(size_t way, size_t band, double count, double& time, Prices& bytes) const;
+  void add(size_t way, double count, double& time, Prices& bytes) const;
 
  private:
   struct Slot {
-    size_t begin, options;  // range in values_: times, then each row's bytes; options by ascending transient
-    size_t sizes;           // begin in sizes_: their transients
+    size_t begin, options;  // range in values_: times, then each row's bytes
   };
 
-  const size_t rows_, stride_;  // largest number of bands
+  const size_t rows_;
   std::vector<Slot> slots_;
   std::vector<size_t> first_slot_;  // by way, plus an end entry
-  const std::vector<int64_t>& transients_;
-  std::vector<int64_t> sizes_;
   std::vector<double> values_, option_cost_;
-  std::vector<int64_t> last_;    // by band: its largest transient in bytes
-  std::vector<double> cost_;     // [way][band]
-  std::vector<uint32_t> taken_;  // [slot][band]: the option taken
+  std::vector<double> cost_;     // by way
+  std::vector<uint32_t> taken_;  // by slot: the option taken
 };
 
 class Evaluator {
@@ -92,10 +73,7 @@ class Evaluator {
   const size_t rows_;
   Cheapest& cheapest_;
   Prices limit_{};
-  const Bands bands_;
-  std::vector<double> reserve_;  // by band, minus that of the first band
-  std::vector<End> ends_;        // the smallest batch first
-  std::vector<double> total_;
+  std::vector<End> ends_;  // the smallest batch first
 };
 
 }  // namespace osdp::search

@@ -1,15 +1,15 @@
 // Note [Branch and bound over everything]
-// A region is an interval of batch sizes, an interval of largest transients, and a box of numbers of
-// instances per recomputation for each group of blocks. Its relaxation bounds the time per sample of every
+// A region is an interval of batch sizes, and a box of numbers of instances per recomputation for each group
+// of blocks. Its relaxation bounds the time per sample of every
 // plan in it (Note [Regions] in bounds/region_pricing.cpp). Open regions are in a heap ordered by that bound.
 // The one with the lowest bound is branched between the plans that its relaxation mixes, until it has one
-// batch and one transient; then on the recomputation that its relaxation mixes, and when that is fixed
+// batch; then on the recomputation that its relaxation mixes, and when that is fixed
 // too, it is solved exactly (branch/fixed_node.hpp). The search ends when the lowest bound is not below the
 // incumbent.
 //
 // Only some phases are rows. When a leaf's plan violates another phase, that phase becomes a row. With fewer
 // rows the problem was a relaxation, so all bounds remain valid. A new row changes the symmetry classes, so
-// boxes of one batch and transient are merged into one, which is bounded again when it reaches the top of the
+// boxes of one batch are merged into one, which is bounded again when it reaches the top of the
 // heap.
 #include "search/branch/branch_and_bound.hpp"
 
@@ -34,20 +34,17 @@ void BranchAndBound::first_rows() {
 }
 
 bool BranchAndBound::accept(const FixedNode& leaf, Batch batch) {
-  const int64_t used = largest_transient(classes_, leaf.decision);
-  std::vector<int64_t> phases = phase_bytes(model_, request_, classes_, leaf.decision, batch);
-  for (int64_t& bytes : phases) bytes = std::min(kLargestSum, bytes + request_.reserve_bytes(used));
+  const std::vector<int64_t> phases = phase_bytes(model_, request_, classes_, leaf.decision, batch);
   const auto worst = std::max_element(phases.begin(), phases.end());
   if (*worst > request_.limit_bytes) {
     broken_ = static_cast<int>(worst - phases.begin());
     return false;
   }
-  const Found found{batch, used, leaf.decision, leaf.time_ps, *worst};
+  const Found found{batch, leaf.decision, leaf.time_ps, *worst};
   if (!any_) found_.offer(found);
-  if (best_.feasible && !found.faster_than({best_.batch, 0, {}, best_.step_ps, 0})) return true;
+  if (best_.feasible && !found.faster_than({best_.batch, {}, best_.step_ps, 0})) return true;
   best_.feasible = true;
   best_.batch = batch;
-  best_.transient_bytes = used;
   best_.decision = leaf.decision;
   best_.step_ps = leaf.time_ps;
   best_.peak_bytes = *worst;
@@ -74,8 +71,6 @@ void BranchAndBound::go_on() {
         rebuild_tree();
       } else if (useless(top) || go_on_in_subproblem(top)) {
         continue;
-      } else if (top.transient_lo < top.transient_hi) {
-        cut_transients(top);
       } else if (top.box.lo == top.box.hi) {
         solve(top);
       } else {
@@ -101,8 +96,7 @@ void BranchAndBound::finish() {
     if (gave_up_) lowest = 0;
     best_.optimal = proven;
     best_.lower_bound_s_per_sample = lowest * 1e-12;
-    best_.runners_up =
-        found_.beside({best_.batch, best_.transient_bytes, best_.decision, best_.step_ps, best_.peak_bytes});
+    best_.runners_up = found_.beside({best_.batch, best_.decision, best_.step_ps, best_.peak_bytes});
   }
   best_.seconds = watch_.seconds();
 }

@@ -1,4 +1,4 @@
-// The branch-and-bound search over batches, transients, recomputation and sharding.
+// The branch-and-bound search over batches, recomputation and sharding.
 // Note [Branch and bound over everything] in branch/branch_and_bound.cpp.
 #pragma once
 
@@ -17,8 +17,7 @@ namespace osdp::search {
 struct BranchNode {
   double bound = 0;  // lower bound of the time for `samples`, rounded down safely
   int64_t samples = 1;
-  Batch lo, hi;                       // accumulation equal
-  size_t transient_lo, transient_hi;  // range of transients, as indices
+  Batch lo, hi;  // accumulation equal
   Box box;
   Mixture mixture;                             // the relaxation's optimum
   Prices prices{};                             // the parent's, as an initial guess
@@ -30,7 +29,7 @@ struct BranchNode {
   }
 };
 
-// One batch and one transient, or several nearly equal ones, searched by label setting.
+// One batch, searched by label setting.
 // Note [Label subproblems] in branch/label_subproblem.cpp.
 struct LabelSubproblem {
   LabelSubproblem(ChainResources chain, const std::vector<double>& phase_prices)
@@ -40,25 +39,15 @@ struct LabelSubproblem {
   double allowance = 4e-3;     // relative distance above its bound up to which it is searched next
   bool begun = false;          // searched at least once
 };
-using SubproblemKey = std::array<int64_t, 4>;  // batch, accumulation, transients
-inline SubproblemKey key_of(const BranchNode& w) {
-  return {w.lo.size, w.lo.accumulation, static_cast<int64_t>(w.transient_lo),
-          static_cast<int64_t>(w.transient_hi)};
-}
+using SubproblemKey = std::array<int64_t, 2>;  // batch, accumulation
+inline SubproblemKey key_of(const BranchNode& w) { return {w.lo.size, w.lo.accumulation}; }
 
 class BranchAndBound {
  public:
   // `any`: stop at the first plan that fits.
   BranchAndBound(const Model& model, const Request& request, const Budget& budget,
-                 const EquivalenceClasses& classes, Stopwatch& watch, bool any,
-                 const ScheduleTuning& tuning = {})
-      : model_(model),
-        request_(request),
-        budget_(budget),
-        watch_(watch),
-        any_(any),
-        tuning_(tuning),
-        classes_(classes) {}
+                 const EquivalenceClasses& classes, Stopwatch& watch, bool any)
+      : model_(model), request_(request), budget_(budget), watch_(watch), any_(any), classes_(classes) {}
 
   // An initial incumbent, if it fits.
   void offer(const Decision& decision, Batch batch) {
@@ -77,9 +66,6 @@ class BranchAndBound {
   void begin();
   void push(BranchNode w);
   bool cut(const BranchNode& w);
-  void cut_transients(const BranchNode& w);
-  bool alike(size_t transient_lo, size_t transient_hi) const;
-  bool mixes_batches(const BranchNode& w);
   void cut_ways(const BranchNode& w);
   void rebuild_tree();
   const ColumnPool& pool(int64_t accumulation);
@@ -91,7 +77,7 @@ class BranchAndBound {
   bool near(const BranchNode& w) const { return apart(w) < 0.002; }
   int64_t cutoff(const BranchNode& w) const;
 
-  // Exact search of one batch and transient (branch/label_subproblem.cpp).
+  // Exact search of one batch (branch/label_subproblem.cpp).
   bool make_subproblem(const BranchNode& w, const std::vector<double>& prices);
   bool go_on_in_subproblem(BranchNode w);
   void solve(const BranchNode& w);
@@ -107,23 +93,10 @@ class BranchAndBound {
   void round_and_repair(const BranchNode& w);
   bool least_plan(const BranchNode& w, const std::vector<double>& prices);
   bool fit(Decision decision, const BranchNode& w, const Pricing& pricing, const std::vector<double>& prices);
-  // For regions of one batch and nearly equal transients. room(): the limit net of the largest reserve;
-  // most_room(): net of the smallest.
-  Pricing pricing(const BranchNode& w) const {
-    return {model_, request_, classes_, w.lo, classes_.transients[w.transient_hi], false};
-  }
-  int64_t room(const BranchNode& w) const { return room(w.transient_hi); }
-  int64_t most_room(const BranchNode& w) const { return room(w.transient_lo); }
-  int64_t room(size_t transient) const {
-    return request_.limit_bytes - request_.reserve_bytes(classes_.transients[transient]);
-  }
+  // For regions of one batch.
+  Pricing pricing(const BranchNode& w) const { return {model_, request_, classes_, w.lo, false}; }
   ChainResources chain(const BranchNode& w, bool memory_alone) const {
-    return {model_,
-            request_,
-            classes_,
-            w.lo,
-            {classes_.transients[w.transient_hi], classes_.transients[w.transient_lo]},
-            memory_alone};
+    return {model_, request_, classes_, w.lo, memory_alone};
   }
 
   void depth_first();  // Algorithm 1 of the paper (paper/algorithm_1.cpp)
@@ -133,10 +106,10 @@ class BranchAndBound {
   const Budget& budget_;
   Stopwatch& watch_;
   const bool any_;
-  const ScheduleTuning tuning_;
   const EquivalenceClasses& classes_;
   std::set<SubproblemKey> rounded_, priced_;
-  std::set<SubproblemKey> broken_rows_;  // of leaves whose plan violated a row
+  std::set<SubproblemKey> broken_rows_;   // of leaves whose plan violated a row
+  std::set<SubproblemKey> nothing_fits_;  // batches
   size_t first_rows_ = 0;
   std::vector<int> rows_;
   std::map<int64_t, ColumnPool> pools_;   // by accumulation

@@ -1,6 +1,7 @@
 #include "search/branch/fixed_node.hpp"
 
 #include <algorithm>
+#include <numeric>
 
 #include "search/knapsack/operator_groups.hpp"
 #include "search/problem/dominance.hpp"
@@ -12,7 +13,7 @@ namespace {
 struct Alike {
   size_t group, way, slot;
   int count;
-  std::vector<int> options;  // indices into ColumnPool::Options that the transient allows
+  std::vector<int> options;  // indices into ColumnPool::Options
 };
 
 class FixedNodeSolver {
@@ -20,10 +21,9 @@ class FixedNodeSolver {
   FixedNodeSolver(const EquivalenceClasses& classes, const ColumnPool& pool, const Request& request,
                   const Region& region)
       : classes_(classes), pool_(pool) {
-    const int64_t transient = classes.transients[region.transient_hi];
     int128 fixed = static_cast<int128>(region.hi.accumulation) * classes.compute_ps(region.hi.size);
-    std::vector<int128> left(pool.rows, static_cast<int128>(request.limit_bytes) -
-                                            request.reserve_bytes(transient) - classes.held_bytes(region.hi));
+    std::vector<int128> left(pool.rows,
+                             static_cast<int128>(request.limit_bytes) - classes.held(region.hi.size));
     for (size_t g = 0; g < pool.groups.size(); ++g) {
       const auto& entry = pool.entries[g];
       for (size_t w = 0; w < entry.ways.size(); ++w) {
@@ -35,10 +35,8 @@ class FixedNodeSolver {
           left[j] -= static_cast<int128>(count) * way.kept[j](region.hi.size);
         }
         for (size_t p = 0; p < way.slots.size(); ++p) {
-          Alike a{g, w, p, count, {}};
-          for (size_t k = 0; k < way.slots[p].transient.size(); ++k) {
-            if (way.slots[p].transient[k] <= transient) a.options.push_back(static_cast<int>(k));
-          }
+          Alike a{g, w, p, count, std::vector<int>(way.slots[p].time.size())};
+          std::iota(a.options.begin(), a.options.end(), 0);
           drop_dominated(way.slots[p], a.options);
           if (!a.options.empty()) alike_.push_back(std::move(a));
         }

@@ -1,5 +1,5 @@
-// The exact solver for a leaf: batch size, largest transient and the number of blocks per recomputation are
-// fixed, the sharding of each operator remains to be chosen.
+// The exact solver for a leaf: batch size and the number of blocks per recomputation are fixed, the sharding
+// of each operator remains to be chosen.
 #pragma once
 
 #include "search/bounds/column_generation.hpp"
@@ -14,7 +14,7 @@ struct FixedNode {
   int64_t nodes = 0;
 };
 
-// `region` has one batch size, one transient, and fixed numbers of instances per way. `bounded`: its
+// `region` has one batch size, and fixed numbers of instances per way. `bounded`: its
 // relaxation. Only the row with the highest price is kept: the plan, whose time is then a lower bound, may
 // violate others.
 FixedNode solve_fixed_node(const EquivalenceClasses& classes, const ColumnPool& pool, const Request& request,

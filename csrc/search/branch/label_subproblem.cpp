@@ -7,7 +7,7 @@
 namespace osdp::search {
 
 // Note [Label subproblems]
-// One batch size and largest transient is solved exactly in one of two ways. If row after row was violated,
+// One batch size is solved exactly in one of two ways. If row after row was violated,
 // by label setting (labels/label_setting.hpp) at the prices of Note [All phases]: plans are searched up to
 // some distance above the bound; if there are none, the bound rises by that distance, and the subproblem
 // returns to the heap like any region, to be searched further later. Otherwise it is branched on its
@@ -27,11 +27,13 @@ bool BranchAndBound::make_subproblem(const BranchNode& w, const std::vector<doub
 bool BranchAndBound::go_on_in_subproblem(BranchNode w) {
   constexpr size_t kLongest = 100000;
   constexpr double kWider = 2.25;
+  if (nothing_fits_.contains(key_of(w))) return true;
   const auto at = subproblems_.find(key_of(w));
   if (at == subproblems_.end()) return false;
   LabelSubproblem& subproblem = at->second;
   if (!std::exchange(subproblem.begun, true) && apart(w) > 0.02 && !least_plan(w, subproblem.prices)) {
     subproblems_.erase(at);
+    nothing_fits_.insert(key_of(w));
     return true;
   }
   int64_t most = cutoff(w) - 1;
@@ -53,13 +55,7 @@ bool BranchAndBound::go_on_in_subproblem(BranchNode w) {
   }
   if (found.found) {
     if (accept({Status::Optimal, found.time_ps, 0, found.decision, 0}, w.lo)) return true;
-    if (w.transient_lo == w.transient_hi) {
-      give_up(w, w.bound);
-    } else {  // exceeds the limit with the reserve of its own transient
-      w.bound = std::max(w.bound, static_cast<double>(found.time_ps));
-      subproblems_.erase(at);
-      cut_transients(w);
-    }
+    give_up(w, w.bound);
     return true;
   }
   w.bound = std::max(w.bound, static_cast<double>(most) + 1);

@@ -14,18 +14,10 @@ const ColumnPool& BranchAndBound::pool(int64_t accumulation) {
 Cheapest& BranchAndBound::cheapest(int64_t accumulation) {
   const auto it = cheapest_.find(accumulation);
   if (it != cheapest_.end()) return it->second;
-  return cheapest_.emplace(accumulation, Cheapest(pool(accumulation), classes_.transients)).first->second;
+  return cheapest_.emplace(accumulation, Cheapest(pool(accumulation))).first->second;
 }
 
-Region BranchAndBound::region(const BranchNode& w) const {
-  return {w.lo, w.hi, w.transient_lo, w.transient_hi, w.box};
-}
-
-// Whether the reserves of these transients are nearly equal. They are then separated only where it matters.
-bool BranchAndBound::alike(size_t transient_lo, size_t transient_hi) const {
-  return static_cast<double>(room(transient_lo) - room(transient_hi)) <=
-         tuning_.alike * static_cast<double>(request_.limit_bytes);
-}
+Region BranchAndBound::region(const BranchNode& w) const { return {w.lo, w.hi, w.box}; }
 
 // Whether no plan of the region can be better than the incumbent.
 bool BranchAndBound::useless(const BranchNode& w) const {
@@ -73,16 +65,9 @@ void BranchAndBound::push(BranchNode w) {
   if (!useless(w)) open_.push(std::move(w));
 }
 
-// Branches a region on what its relaxation mixes, batch size or transient, whichever is more bytes. If the
-// mixture is a single plan, that plan's value is separated from the rest. False for one batch with nearly
-// equal transients.
+// Branches a region at the mean batch size of what its relaxation mixes. False for one batch.
 bool BranchAndBound::cut(const BranchNode& w) {
-  const bool batches = w.lo.size < w.hi.size, transients = !alike(w.transient_lo, w.transient_hi);
-  if (!batches && !transients) return false;
-  if (transients && (!batches || !mixes_batches(w))) {
-    cut_transients(w);
-    return true;
-  }
+  if (w.lo.size == w.hi.size) return false;
   BranchNode low = w, high = w;
   low.hi.size = std::clamp(static_cast<int64_t>(w.mixture.size), w.lo.size, w.hi.size - 1);
   high.lo.size = low.hi.size + 1;
@@ -91,36 +76,7 @@ bool BranchAndBound::cut(const BranchNode& w) {
   return true;
 }
 
-void BranchAndBound::cut_transients(const BranchNode& w) {
-  BranchNode low = w, high = w;
-  low.transient_hi = w.transient_lo;
-  while (low.transient_hi + 1 < w.transient_hi &&
-         static_cast<double>(classes_.transients[low.transient_hi + 1]) <= w.mixture.transient)
-    ++low.transient_hi;
-  high.transient_lo = low.transient_hi + 1;
-  push(std::move(low));
-  push(std::move(high));
-}
-
-// Whether the plans of a region's mixture differ no less in batch size than in transients, in bytes of the
-// row with the highest price.
-bool BranchAndBound::mixes_batches(const BranchNode& w) {
-  const Mixture& m = w.mixture;
-  const size_t row = static_cast<size_t>(
-      std::max_element(w.prices.begin(), w.prices.begin() + static_cast<std::ptrdiff_t>(rows_.size())) -
-      w.prices.begin());
-  double per_sample = 1;
-  for (const auto& entry : pool(w.lo.accumulation).entries) {
-    for (size_t i = 0; i < entry.ways.size(); ++i)
-      per_sample += m.ways[entry.first_way + i] * static_cast<double>(entry.ways[i].kept[row].per_sample);
-  }
-  const auto reserve = [&](double bytes) {
-    return static_cast<double>(request_.reserve_bytes(static_cast<int64_t>(bytes)));
-  };
-  return per_sample * m.size_apart >= reserve(m.transient + m.transient_apart) - reserve(m.transient);
-}
-
-// Branches one batch and transient on the way whose number of instances is most fractional in the mixture.
+// Branches one batch on the way whose number of instances is most fractional in the mixture.
 void BranchAndBound::cut_ways(const BranchNode& w) {
   size_t way = 0;
   double most = -1;
@@ -139,17 +95,14 @@ void BranchAndBound::cut_ways(const BranchNode& w) {
   }
 }
 
-// After rows were added: rebuilds the heap from the open and the unsolved regions; boxes of one batch and
-// transient become one again.
+// After rows were added: rebuilds the heap from the open and the unsolved regions; boxes of one
+// batch become one again.
 void BranchAndBound::rebuild_tree() {
   pools_.clear();
   cheapest_.clear();
-  std::map<std::array<int64_t, 5>, BranchNode> regions;
+  std::map<std::array<int64_t, 3>, BranchNode> regions;
   const auto add = [&](const BranchNode& w) {
-    const auto [it, fresh] =
-        regions.try_emplace({w.lo.accumulation, w.lo.size, w.hi.size, static_cast<int64_t>(w.transient_lo),
-                             static_cast<int64_t>(w.transient_hi)},
-                            w);
+    const auto [it, fresh] = regions.try_emplace({w.lo.accumulation, w.lo.size, w.hi.size}, w);
     if (!fresh && w.bound < it->second.bound) it->second = w;
   };
   for (; !open_.empty(); open_.pop()) add(open_.top());
@@ -165,7 +118,6 @@ void BranchAndBound::begin() {
     if (request_.batches.empty()) all.hi.size = std::min(hi.size, classes_.most_batch);
     if (all.lo.size > all.hi.size) continue;
     all.samples = all.hi.samples();
-    all.transient_lo = 0, all.transient_hi = classes_.transients.size() - 1;
     all.box = everything(pool(lo.accumulation));
     push(std::move(all));
   }

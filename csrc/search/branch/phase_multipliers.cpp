@@ -5,11 +5,11 @@
 namespace osdp::search {
 
 // Note [All phases]
-// If many phases bind, adding rows one by one raises the bound slowly. So before one batch and transient is
+// If many phases bind, adding rows one by one raises the bound slowly. So before one batch is
 // branched further, the prices of all phases are optimised together by a subgradient method: the excess over
 // the limit, by phase, of the cheapest plan at some prices is a subgradient. Directions are averages over
 // turns (the volume algorithm of Barahona and Anbil); step lengths follow from the gap between the bound and
-// the best plan. Every turn gives a bound for this batch and transient. The first turn's plan is repaired
+// the best plan. Every turn gives a bound for this batch. The first turn's plan is repaired
 // until it fits, improved with the memory left over, and offered as an incumbent. The phases of the highest
 // prices become rows.
 //
@@ -22,7 +22,7 @@ bool BranchAndBound::price_phases(BranchNode& w) {
     if (!best_.feasible) return 1.05 * w.bound;
     return samples * static_cast<double>(best_.step_ps) / static_cast<double>(best_.batch.samples());
   };
-  const int64_t limit = most_room(w);
+  const int64_t limit = request_.limit_bytes;
   const Pricing pricing = this->pricing(w);
   if (!pricing.possible()) return false;
   const size_t n = pricing.phases();
@@ -43,8 +43,8 @@ bool BranchAndBound::price_phases(BranchNode& w) {
     for (size_t j = 0; j < n; ++j) average[j] += 0.1 * (static_cast<double>(phases[j]) - average[j]);
     if (turn == 0) {
       auto mended = phases;
-      if (pricing.repair(decision, mended, room(w))) {
-        pricing.improve(decision, mended, room(w), prices);
+      if (pricing.repair(decision, mended, limit)) {
+        pricing.improve(decision, mended, limit, prices);
         offer(decision, w.lo);
       }
     }

@@ -15,8 +15,8 @@ bool Found::faster_than(const Found& other) const {
 }
 
 RunnersUp::Key RunnersUp::key_of(const Found& plan) {
-  Key key{plan.batch.size, plan.batch.accumulation, plan.transient_bytes, 0, 0, 0};
-  for (Recompute way : plan.decision.ways) ++key[3 + static_cast<size_t>(way)];
+  Key key{plan.batch.size, plan.batch.accumulation, 0, 0, 0};
+  for (Recompute way : plan.decision.ways) ++key[2 + static_cast<size_t>(way)];
   return key;
 }
 

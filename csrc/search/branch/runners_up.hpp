@@ -14,7 +14,6 @@ bool faster(int64_t step_ps, Batch batch, int64_t other_ps, Batch other);
 // A feasible plan: every phase fits.
 struct Found {
   Batch batch;
-  int64_t transient_bytes = 0;  // the largest among the choices
   Decision decision;
   int64_t step_ps = 0, peak_bytes = 0;
 
@@ -22,7 +21,7 @@ struct Found {
   bool faster_than(const Found& other) const;
 };
 
-// Two plans are alike if their batch, largest transient and numbers of blocks per recomputation are equal;
+// Two plans are alike if their batch and numbers of blocks per recomputation are equal;
 // the fastest of them is kept, ties go to the first.
 class RunnersUp {
  public:

@@ -31,8 +31,7 @@ int64_t smallest_limit(const Model& model, Request request, const EquivalenceCla
 
 }  // namespace
 
-Schedule schedule(const Model& model, const Request& request, const Budget& budget,
-                  const ScheduleTuning& tuning) {
+Schedule schedule(const Model& model, const Request& request, const Budget& budget) {
   validate(model);
   validate(request);
   Stopwatch watch(budget);
@@ -40,7 +39,7 @@ Schedule schedule(const Model& model, const Request& request, const Budget& budg
   const MinMemory least = min_memory(model, request, classes, request.limit_bytes, watch);
   Schedule s;
   if (request.depth_first || least.bound_bytes <= request.limit_bytes) {
-    BranchAndBound search(model, request, budget, classes, watch, false, tuning);
+    BranchAndBound search(model, request, budget, classes, watch, false);
     if (!request.depth_first && least.peak_bytes <= request.limit_bytes) {
       search.offer(least.decision, least.batch);
     }

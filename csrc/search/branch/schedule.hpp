@@ -1,5 +1,5 @@
-// The search for the feasible plan with the least time per sample, over batch sizes, largest transients,
-// recomputation of blocks and sharding of operators. See docs/search.md for the objective.
+// The search for the feasible plan with the least time per sample, over batch sizes, recomputation of
+// blocks and sharding of operators. See docs/search.md for the objective.
 #pragma once
 
 #include "search/branch/fixed_node.hpp"
@@ -9,10 +9,9 @@ namespace osdp::search {
 
 struct Schedule {
   bool feasible = false;
-  bool optimal = false;  // over the whole space: batches, transients, recomputation, choices
+  bool optimal = false;  // over the whole space: batches, recomputation, choices
   bool stopped = false;  // by the budget; if not, and not feasible, no plan fits
   Batch batch;
-  int64_t transient_bytes = 0;  // the largest among the choices
   Decision decision;
   int64_t step_ps = 0, peak_bytes = 0;
   std::vector<int> phases;              // those that were rows: operator indices, or kWholeStep
@@ -23,17 +22,9 @@ struct Schedule {
   double seconds = 0;
 };
 
-// Affects the search's running time, not its result.
-struct ScheduleTuning {
-  double alike = 1e-3;  // fraction of the limit: transients with closer reserves share a region
-};
-
 // The plan that a search found.
-inline Found found_of(const Schedule& s) {
-  return {s.batch, s.transient_bytes, s.decision, s.step_ps, s.peak_bytes};
-}
+inline Found found_of(const Schedule& s) { return {s.batch, s.decision, s.step_ps, s.peak_bytes}; }
 
-Schedule schedule(const Model& model, const Request& request, const Budget& budget = {},
-                  const ScheduleTuning& tuning = {});
+Schedule schedule(const Model& model, const Request& request, const Budget& budget = {});
 
 }  // namespace osdp::search

@@ -46,8 +46,7 @@ void PlanEvaluator::check(const IndexedPlan& plan) const {
 
 int64_t PlanEvaluator::peak_bytes(const IndexedPlan& plan) const {
   const auto phases = phase_bytes(model(), request_, classes_, plan.decision, plan.batch);
-  return *std::max_element(phases.begin(), phases.end()) +
-         request_.reserve_bytes(largest_transient(classes_, plan.decision));
+  return *std::max_element(phases.begin(), phases.end());
 }
 
 int64_t PlanEvaluator::objective_ps(const IndexedPlan& plan) const {

@@ -33,7 +33,7 @@ class PlanEvaluator {
 
   // Throws InvalidProblem if `plan` is for another model, or if one of its choices does not exist.
   void check(const IndexedPlan& plan) const;
-  // Memory of the largest phase including the reserve for transients; it is compared with the limit.
+  // Memory of the largest phase: what is held whatever the timing.
   int64_t peak_bytes(const IndexedPlan& plan) const;
   // The largest peak of the plan's own step (Planner::largest_peak).
   int64_t largest_peak_bytes(const IndexedPlan& plan);

@@ -71,8 +71,7 @@ class Polisher {
       if (here_.faster_than(best)) best = here_;
     }
     const IndexedPlan& plan = best.plan;
-    return {{plan.batch, largest_transient(evaluator_.classes(), plan.decision), plan.decision,
-             evaluator_.objective_ps(plan), evaluator_.peak_bytes(plan)},
+    return {{plan.batch, plan.decision, evaluator_.objective_ps(plan), evaluator_.peak_bytes(plan)},
             best.step_ps,
             best.seed};
   }
@@ -229,15 +228,11 @@ class Polisher {
                        plan.batch);
   }
 
-  // The objective's costs for the plan's batch and largest transient, which changes do not exceed. Cached,
-  // since consecutive plans usually have the same batch and transient.
+  // The objective's costs for the plan's batch. Cached, since consecutive plans usually have the same batch.
   const Pricing& pricing_of(const IndexedPlan& plan) {
-    const int64_t transient = largest_transient(evaluator_.classes(), plan.decision);
-    const std::array key{plan.batch.size, plan.batch.accumulation, transient};
-    if (!pricing_ || key != pricing_key_) {
-      pricing_.emplace(evaluator_.model(), evaluator_.request(), evaluator_.classes(), plan.batch, transient,
-                       false);
-      pricing_key_ = key;
+    if (!pricing_ || plan.batch != priced_batch_) {
+      pricing_.emplace(evaluator_.model(), evaluator_.request(), evaluator_.classes(), plan.batch, false);
+      priced_batch_ = plan.batch;
     }
     return *pricing_;
   }
@@ -254,8 +249,8 @@ class Polisher {
   std::vector<Played> seeds_, over_;  // within the limit, and over it
   Played here_;
   int64_t sum_limit_ = 0;           // what the sum may be if a peak is below it by as much as that of here_
-  std::optional<Pricing> pricing_;  // for the last batch and transient
-  std::array<int64_t, 3> pricing_key_{};
+  std::optional<Pricing> pricing_;  // for the last batch
+  Batch priced_batch_;
 };
 
 }  // namespace

@@ -10,12 +10,12 @@ namespace osdp::search {
 // A good incumbent makes all bounds more effective. The cheapest plan at the relaxation's prices is near the
 // optimum, but often exceeds the limit in a phase whose price is zero or too low. So that phase's price is
 // raised, a few times, until a plan fits. The memory left over is spent on the operators that gain most. Done
-// once for every batch and transient.
+// once for every batch.
 void BranchAndBound::round(const BranchNode& w) {
   constexpr int kTurns = 6;
   constexpr double kShare = 0.25;
   if (any_ || near(w) || !rounded_.insert(key_of(w)).second) return;
-  const int64_t limit = room(w);
+  const int64_t limit = request_.limit_bytes;
   const Pricing pricing = this->pricing(w);
   if (!pricing.possible()) return;
   std::vector<double> prices = phase_prices(w);
@@ -38,7 +38,7 @@ void BranchAndBound::round(const BranchNode& w) {
 }
 
 // Best-first branching may take long to reach a region small enough for rounding. After many regions without
-// a plan near the bound, one for the batch and transient that the relaxation prefers is constructed at once:
+// a plan near the bound, one for the batch that the relaxation prefers is constructed at once:
 // by rounding, or else by repair. The intervals between these calls grow, so that they take little of the
 // time.
 void BranchAndBound::round_and_repair(const BranchNode& w) {
@@ -46,26 +46,19 @@ void BranchAndBound::round_and_repair(const BranchNode& w) {
   next_rounding_ = 2 * best_.regions;
   BranchNode one = w;
   one.lo.size = one.hi.size = std::clamp(static_cast<int64_t>(w.mixture.size), w.lo.size, w.hi.size);
-  while (one.transient_lo < one.transient_hi &&
-         static_cast<double>(classes_.transients[one.transient_lo]) < w.mixture.transient)
-    ++one.transient_lo;
-  one.transient_hi = one.transient_lo;
   round(one);
   if (apart(w) < 0.02 || watch_.stopped()) return;
   const Pricing pricing = this->pricing(one);
   if (!pricing.possible()) return;
   const std::vector<double> prices = phase_prices(one);
   Decision decision;
-  pricing.cheapest(prices, static_cast<double>(room(one)), decision);
+  pricing.cheapest(prices, static_cast<double>(request_.limit_bytes), decision);
   if (fit(std::move(decision), one, pricing, prices) || !best_.feasible) return;
   one.lo = one.hi = best_.batch;  // the memory that the incumbent leaves may make it faster
-  one.transient_hi = 0;
-  while (classes_.transients[one.transient_hi] < best_.transient_bytes) ++one.transient_hi;
-  one.transient_lo = one.transient_hi;
   fit(best_.decision, one, this->pricing(one), prices);
 }
 
-// If no plan near the bound is known: constructs the plan of least memory for this batch and transient and
+// If no plan near the bound is known: constructs the plan of least memory for this batch and
 // spends the memory left over. False if not even that plan fits.
 bool BranchAndBound::least_plan(const BranchNode& w, const std::vector<double>& prices) {
   const ChainResources chain = this->chain(w, true);
@@ -81,8 +74,8 @@ bool BranchAndBound::fit(Decision decision, const BranchNode& w, const Pricing& 
                          const std::vector<double>& prices) {
   std::vector<int64_t> phases = phase_bytes(model_, request_, classes_, decision, w.lo);
   watch_.spent(static_cast<int64_t>(200 * phases.size()));
-  if (!pricing.repair(decision, phases, room(w))) return false;
-  pricing.improve(decision, phases, room(w), prices);
+  if (!pricing.repair(decision, phases, request_.limit_bytes)) return false;
+  pricing.improve(decision, phases, request_.limit_bytes, prices);
   offer(decision, w.lo);
   return true;
 }

@@ -5,12 +5,12 @@
 namespace osdp::search {
 
 ChainResources::ChainResources(const Model& model, const Request& request, const EquivalenceClasses& classes,
-                               Batch batch, Transient transient, bool memory_alone)
+                               Batch batch, bool memory_alone)
     : classes_(classes), operators_(model.operators.size()), blocks_(model.blocks.size()) {
   const int128 fixed = static_cast<int128>(batch.accumulation) * classes.compute_ps(batch.size);
   if (fixed > kLargestSum) throw InvalidProblem("the time of one step overflows 2^61");
   fixed_ps_ = static_cast<int64_t>(fixed);
-  reserved_ = request.reserve_bytes(transient.reserved) + classes.held_bytes(batch);
+  reserved_ = classes.held(batch.size);
   limit_ = request.limit_bytes - reserved_;
   possible_ = !request.paper();
   for (size_t k = 0; k < classes.classes.size(); ++k) {
@@ -19,7 +19,7 @@ ChainResources::ChainResources(const Model& model, const Request& request, const
     auto& work = work_.emplace_back();
     for (const Slot& slot : cls.slots)
       saved.push_back(slot.saved(batch.size)), work.push_back(slot.work(batch.size));
-    ways_.push_back(ways_of(cls, request, batch, transient.largest, memory_alone));
+    ways_.push_back(ways_of(cls, request, batch, memory_alone));
     possible_ &= has_options(cls, ways_.back());
     for (size_t m = 0; m < cls.instances.size(); ++m) {
       const auto& at = cls.instances[m];

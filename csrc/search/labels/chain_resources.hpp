@@ -29,20 +29,12 @@ struct Chosen {
   const int* choices = nullptr;  // by slot: index into its candidates, -1 without parameters
 };
 
-// Bytes: options with a transient above `largest` are excluded; the reserve is that of `reserved`.
-struct Transient {
-  Transient(int64_t both) : largest(both), reserved(both) {}
-  Transient(int64_t most, int64_t least) : largest(most), reserved(least) {}
-  int64_t largest, reserved;
-};
-
-// For one batch size and one largest transient, or for an interval of transients with the reserve of the
-// smallest.
+// For one batch size.
 class ChainResources {
  public:
   // `memory_alone`: all times are 0.
   ChainResources(const Model& model, const Request& request, const EquivalenceClasses& classes, Batch batch,
-                 Transient transient, bool memory_alone = false);
+                 bool memory_alone = false);
 
   // False if a block's operators are not consecutive, which a chain cannot represent, or if some operator has
   // no option.
@@ -61,7 +53,7 @@ class ChainResources {
   size_t operators() const { return operators_; }
   int64_t fixed_ps() const { return fixed_ps_; }
   int64_t limit() const { return limit_; }        // net of `reserved`; may be negative
-  int64_t reserved() const { return reserved_; }  // held in every phase, and for transients
+  int64_t reserved() const { return reserved_; }  // held in every phase
 
   Decision decide(const std::vector<Chosen>& chosen) const;  // by segment
 

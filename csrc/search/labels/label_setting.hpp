@@ -1,4 +1,4 @@
-// The optimal plan for one batch size and largest transient, over all recomputation and sharding, with every
+// The optimal plan for one batch size, over all recomputation and sharding, with every
 // phase within the limit. Made for models where many phases bind at once. Note [Label setting] in
 // labels/label_setting.cpp.
 #pragma once

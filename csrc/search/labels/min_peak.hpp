@@ -1,4 +1,4 @@
-// The least memory that any plan of one batch size and largest transient needs, to the byte.
+// The least memory that any plan of one batch size needs, to the byte.
 #pragma once
 
 #include "search/labels/chain_resources.hpp"

@@ -1,9 +1,17 @@
 #include "search/planner/least_peak.hpp"
 
 #include <algorithm>
+#include <functional>
+
+#include "search/heuristics/neighbours.hpp"
 
 namespace osdp::search {
 namespace {
+
+constexpr int kMostTransients = 3;  // bounds of the largest transient that are tried
+constexpr double kNear = 1.25;      // of the smallest peak so far: parts beyond are not searched further
+// Consecutive changes without a smaller peak before a part's search ends: fewer of larger models.
+constexpr size_t kFewestStale = 40, kMostStale = 150, kOperators = 15000;
 
 // The request for a part of the space, the whole of it first.
 std::vector<Request> parts_of(const Request& request) {
@@ -26,6 +34,46 @@ std::vector<Request> parts_of(const Request& request) {
   return parts;
 }
 
+// The best of the plans with the smallest sum, in a part of the space, as options with larger and larger
+// transients are left out.
+LeastPeak least_of_sums(Searches& searches, Request part, PlanEvaluator& own) {
+  LeastPeak least;
+  for (int n = 0; n < kMostTransients && !(searches.over() && least.found); ++n) {
+    part.limit_bytes = 1, part.find_smallest = true;
+    part.limit_bytes = searches.run(part).smallest_limit_bytes;
+    if (part.limit_bytes == 0) break;
+    const Schedule found = searches.run(part, kAnyPlan);
+    if (!found.feasible) break;
+    PlanEvaluator narrowed(part, searches.planner().player(), 0);
+    const IndexedPlan plan = in_whole_space(own, narrowed.plain(indexed_plan(found_of(found))));
+    const int64_t peak = own.largest_peak_bytes(plan);
+    if (!least.found || peak < least.largest_peak_bytes) least = {true, plan, peak};
+    const int64_t transient = largest_transient(narrowed.classes(), found.decision);
+    if (transient == 0 || transient > part.space.most_transient_bytes) break;
+    part.space.most_transient_bytes = transient - 1;
+  }
+  return least;
+}
+
+// Random changes, kept if the largest peak is smaller.
+void descend(PlanEvaluator& evaluator, LeastPeak& least, const std::function<bool()>& over) {
+  Neighbours neighbours(evaluator);
+  const auto stale_at = static_cast<int>(std::clamp<size_t>(
+      kOperators / std::max<size_t>(1, evaluator.model().operators.size()), kFewestStale, kMostStale));
+  for (int n = 0, stale = 0; stale < stale_at && !over(); ++n, ++stale) {
+    IndexedPlan next = least.plan;
+    if (n % 3 == 0) {
+      if (!neighbours.shrink(next)) continue;
+    } else {
+      neighbours.change(next, n % 3 == 1);
+    }
+    if (next == least.plan) continue;
+    const int64_t peak = evaluator.largest_peak_bytes(next);
+    if (peak < least.largest_peak_bytes)
+      least.plan = std::move(next), least.largest_peak_bytes = peak, stale = 0;
+  }
+}
+
 }  // namespace
 
 IndexedPlan in_whole_space(const PlanEvaluator& evaluator, const PlainPlan& plan) {
@@ -45,20 +93,19 @@ IndexedPlan in_whole_space(const PlanEvaluator& evaluator, const PlainPlan& plan
 LeastPeak least_peak(Searches& searches, const Request& problem) {
   const PlanPlayer& player = searches.planner().player();
   PlanEvaluator all(problem, player, 0);
+  const auto over = [&] { return searches.over(); };
   LeastPeak least;
-  Request smallest = searches.with_least_reserve(problem);
+  Request smallest = problem;
   if (smallest.batches.empty()) smallest.batches = {{1, 1}};
-  for (Request part : parts_of(smallest)) {
-    if (searches.over() && least.found) break;
-    part.limit_bytes = 1, part.find_smallest = true;
-    part.limit_bytes = searches.run(part).smallest_limit_bytes;
-    if (part.limit_bytes == 0) continue;
-    const Schedule found = searches.run(part);
-    if (!found.feasible) continue;
+  for (const Request& part : parts_of(smallest)) {
+    if (over() && least.found) break;
     PlanEvaluator own(part, player, 0);
-    const IndexedPlan plan = in_whole_space(all, own.plain(indexed_plan(found_of(found))));
-    const int64_t peak = all.largest_peak_bytes(plan);
-    if (!least.found || peak < least.largest_peak_bytes) least = {true, plan, peak};
+    LeastPeak of_part = least_of_sums(searches, part, own);
+    if (!of_part.found) continue;
+    if (!least.found || of_part.largest_peak_bytes < kNear * least.largest_peak_bytes)
+      descend(own, of_part, over);
+    if (least.found && of_part.largest_peak_bytes >= least.largest_peak_bytes) continue;
+    least = {true, in_whole_space(all, own.plain(of_part.plan)), of_part.largest_peak_bytes};
   }
   return least;
 }

@@ -1,12 +1,12 @@
 // The plan with the smallest largest peak that is known, which decides the smallest limit.
 //
 // Note [The smallest limit]
-// Peaks are not sums over operators, so the plan with the smallest peak is not searched for itself: it is the
-// best of those with the smallest sum in the whole space and in parts of it. The sum includes room for
-// averaging the gradients of the largest operator that may be replicated, and for the largest transient, so
-// in the whole space its least plan need not be that of a part: without replication, without parameters that
-// are kept gathered either, without slices, or without several of these. What is a plan of a part is one of
-// the whole.
+// Peaks are not sums over operators. The plan of the smallest sum, which exact search finds, has a peak above
+// its sum: beside a phase, the next unit may be gathered and the last gradient be on its way. So local search
+// lowers its peak by random changes. A larger space must not need more memory than a part of it, which may
+// have the better plan of the smallest sum: the same is done in parts of the space (without replication,
+// without parameters that are kept gathered either, without slices), and with options of large transients
+// left out. What is a plan of a part is one of the whole.
 #pragma once
 
 #include "search/planner/searches.hpp"

@@ -1,9 +1,9 @@
 // Note [What fits]
 // A plan fits if the largest peak of its own step (simulate/largest_peak.hpp) keeps the limit, less one part
 // in kMargin of it for memory that kernel libraries allocate themselves (at most 0.7% of the peaks measured).
-// That is the rule for every plan, whatever its sum: the additive sum of an objective, a phase with the
-// reserve for the largest transients (Note [Reserve]), is usually larger, and only guides searches. With the
-// paper's costs, and for one rank, nothing is simulated and the limit is that of the sum.
+// That is the rule for every plan. Searches count what phases hold whatever the timing (Note [Phases] in
+// problem/phases.hpp), a sum over operators that is never above the peak. With the paper's costs, and for one
+// rank, nothing is simulated and the limit is that of the sum.
 #pragma once
 
 #include <cstdint>

@@ -52,12 +52,12 @@ class BatchPrices {
     ColumnPool pool;
     Cheapest cheapest;
     Pool(const EquivalenceClasses& classes, const std::vector<int>& rows, int64_t accumulation)
-        : pool(make_column_pool(classes, rows, accumulation)), cheapest(pool, classes.transients) {}
+        : pool(make_column_pool(classes, rows, accumulation)), cheapest(pool) {}
   };
 
   Part bounded(Batch least, Batch most, const Prices& guess, double enough) {
     Pool& p = pools_.try_emplace(most.accumulation, classes_, rows_, most.accumulation).first->second;
-    const Region region{least, most, 0, classes_.transients.size() - 1, everything(p.pool)};
+    const Region region{least, most, everything(p.pool)};
     const auto samples = static_cast<double>(most.samples());
     const Bounded b = relax(classes_, p.pool, request_, region, p.cheapest, guess, enough * samples);
     Part part{least, most, (b.time - b.error) / samples, b.mixture.size, b.prices};

@@ -68,12 +68,6 @@ bool Searches::limit_is_of_sum() const {
   return request.paper() || request.device.ranks == 1;
 }
 
-Request Searches::with_least_reserve(Request request) const {
-  const int64_t prefetch = planner_.player().manner().prefetch;
-  request.buffers = std::max(std::min<int64_t>(1, request.buffers), request.buffers - prefetch);
-  return request;
-}
-
 Answer Searches::best_plan(int64_t limit_bytes, const std::vector<Batch>& batches) {
   const Request problem = request(limit_bytes, batches);
   if (limit_is_of_sum()) return additive_optimum(*this, problem);

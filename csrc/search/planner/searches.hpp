@@ -30,10 +30,6 @@ class Searches {
   // Ends at a relative gap of `gap`, or after `work` steps (0: the wish's number, if it counts steps).
   Schedule run(const Request& request, double gap = 0, int64_t work = 0);
 
-  // The request with the reserve of plans whose units take the least memory while they are gathered: Note
-  // [Budget for gathering] in simulate/gather_budget.hpp.
-  Request with_least_reserve(Request request) const;
-
   // The plan with the fastest step that was found among those that fit, with a bound but without prices. If
   // there is none, the smallest limit known to be feasible.
   Answer best_plan(int64_t limit_bytes, const std::vector<Batch>& batches);

@@ -48,9 +48,7 @@ void StepProver::find_sizes() {
 
 Request bound_request(Request problem, StepShares shares, int64_t limit_bytes, GatherRange gather) {
   problem.space.shares = shares;
-  problem.space.certain_memory = true;
   problem.space.gather = gather;
-  problem.buffers = 0, problem.least_transient_bytes = 0;
   problem.limit_bytes = std::max<int64_t>(0, limit_bytes);
   return problem;
 }

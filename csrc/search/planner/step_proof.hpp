@@ -7,7 +7,7 @@
 // that are best for the plans found so far come next, until no shares can raise the bound by more than a
 // small part of the gap that was asked for.
 //
-// Memory is what phases hold whatever the timing (Space::certain_memory), never above a plan's largest peak,
+// Memory is what phases hold whatever the timing, never above a plan's largest peak,
 // so all plans that fit are covered.
 //
 // Note [Ranges of the budget]

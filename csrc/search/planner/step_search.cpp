@@ -69,20 +69,20 @@ class StepSearch {
 
   // Proves the bound, and simulates the plans that attain it. False if nothing fits.
   bool first_plans() {
-    // Over all batches the smallest limit is that of the least plan; a batch is searched to the end.
-    if (problem_.batches.empty() && !sum_fits() && !least_fits()) return false;
     if (!prover_.prove()) return false;
     weighed_.emplace(problem_);
     weighed_->space.shares = prover_.shares();
     weighed_->space.every_latency = true;
     evaluator_.emplace(*weighed_, searches_.planner().player(), limit_.most_bytes());
     consider_proven();
+    if (!fits()) lower_limits();
+    // Over all batches the smallest limit is that of the least plan; a batch is searched to the end.
+    if (problem_.batches.empty() && !fits() && !least_fits()) return false;
     if (!done()) sharpen();
     if (!done()) lower_limits();
     return true;
   }
 
-  bool sum_fits() { return searches_.run(searches_.with_least_reserve(problem_), kAnyPlan).feasible; }
   bool least_fits() {
     const LeastPeak& least = searches_.least(problem_.batches);
     return least.found && limit_.spare(least.largest_peak_bytes) >= 0;

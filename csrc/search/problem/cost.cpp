@@ -18,8 +18,14 @@ int64_t ceil_div(int64_t n, int64_t d) { return (n + d - 1) / d; }
 // Costs of one operator; times are in seconds until finish() converts them.
 class Pricer {
  public:
-  Pricer(const Operator& op, const Device& device, const Space& space, Recompute recompute)
-      : op_(op), device_(device), collectives_(device), space_(space), recompute_(recompute) {
+  // `in_phases`: memory is what a phase of the search holds, else what the runtime keeps.
+  Pricer(const Operator& op, const Device& device, const Space& space, Recompute recompute, bool in_phases)
+      : op_(op),
+        device_(device),
+        collectives_(device),
+        space_(space),
+        recompute_(recompute),
+        in_phases_(in_phases) {
     for (const Tensor& t : op.tensors) {
       compute_bytes_ += t.compute_bytes();
       if (!t.trainable) continue;
@@ -34,7 +40,7 @@ class Pricer {
     for (const Tensor& t : op_.tensors) c.state_bytes += t.bytes() * copies(t) + t.copy_bytes();
     c.gradient_bytes = c.whole_gradient_bytes = c.own_bytes = trainable_bytes_;
     // The sum that autograd keeps and, while another call's gradient is added to it, the new sum.
-    if (again()) c.gathered_bytes = 2 * compute_gradient_bytes_;
+    if (again() && sum_is_peak()) c.gathered_bytes = 2 * compute_gradient_bytes_;
     return finish(c, all_reduce(reduce_bytes_) * space_.stage.part(), trainable_bytes_);
   }
 
@@ -47,8 +53,8 @@ class Pricer {
     const bool kept = traits(mode).kept;
     const int64_t inside = traits(mode).inside_hosts ? device_.ranks / device_.hosts : device_.ranks;
     const int64_t updated = add_sharded(c, inside);
-    (kept ? c.gathered_bytes : c.held_bytes) = compute_bytes_;
-    keep_again(c);
+    // Tied parameters, and those of a module that is called several times, stay gathered by themselves.
+    if (kept || !again()) (kept ? c.gathered_bytes : c.held_bytes) = compute_bytes_;
     const double times = kept ? 1 : gathers();
     double seconds = times * collectives_.gather(mode).seconds(compute_bytes_);
     if (reduce_bytes_ > 0) {
@@ -107,19 +113,9 @@ class Pricer {
   }
 
  private:
-  // Note [Parameters that are read again]
-  // Tied parameters, and those of a module that is called several times, stay gathered from the backward of
-  // the last call to that of the first, which is the operator's phase (tied ones also in forward). For as
-  // long, autograd keeps the full sum of their gradients so far. Both exist in addition to the units that are
-  // gathered and reduced meanwhile, so they count in every phase between. These parameters are also a unit
-  // like any other: they are prefetched, and the largest unit determines how far ahead units are gathered, so
-  // they count as a transient too.
   bool again() const { return (op_.places > 1 || op_.calls > 1) && !paper(); }
-  void keep_again(Candidate& c) const {
-    if (!again()) return;
-    c.gathered_bytes = compute_bytes_ + 2 * compute_gradient_bytes_;
-    c.held_bytes = 0;
-  }
+  // On one rank nothing depends on timing: the largest phase is the peak.
+  bool sum_is_peak() const { return device_.ranks == 1 && !space_.shares; }
   bool paper() const { return space_.cost == Cost::Paper; }
   // Note [Stages of a pipeline]. The sum of gradients is in memory before and after this operator's backward
   // in a micro-batch that is neither the first nor the last; of two, before that of the last one.
@@ -181,19 +177,14 @@ class Pricer {
                                    "operator", op_.name);
     }
     if (space_.shares && !paper()) c.communication_ps = step_bound_ps(op_, device_, space_, recompute_, c);
-    return space_.certain_memory ? certain(c) : c;
+    return !in_phases_ || paper() || sum_is_peak() ? c : certain(c);
   }
 
   // Only what is in memory whatever the timing: no gradient that autograd sums over several calls, and the
   // operator's own unit, which is gathered while its backward runs, or as many of its slices as fit into the
   // smallest budget for gathering. The last one may be gathered before the gradient of a slice is made.
   Candidate certain(Candidate c) const {
-    c.transient_bytes = 0;
     const bool sharded = traits(c.mode).sharded, split = c.granularity > 1, kept = traits(c.mode).kept;
-    c.gathered_bytes = kept ? compute_bytes_ : 0;
-    if (kept_throughout(c.mode))
-      c.gathered_bytes =
-          between_first_and_last() ? 0 : compute_bytes_ + full_gradient_bytes_ - c.gradient_bytes;
     if (!sharded || split) {  // a replicated gradient is in the compute dtype until its bucket has copied it
       int64_t cast = 0;
       for (const Tensor& t : op_.tensors)
@@ -217,6 +208,7 @@ class Pricer {
   const Collectives collectives_;
   const Space& space_;
   const Recompute recompute_;
+  const bool in_phases_;
   // Bytes of all parameters in the dtype of gathering, of trainable ones as stored, and of their gradients in
   // the dtype of averaging.
   int64_t compute_bytes_ = 0, trainable_bytes_ = 0, reduce_bytes_ = 0;
@@ -255,78 +247,6 @@ Linear recompute_ps(const Operator& op, const Device& device) {
 
 namespace {
 
-using int128 = __int128;
-
-// The largest part of one operator's sharded gradient on a rank; 0 if no mode shards.
-int128 largest_part(const std::vector<Operator>& operators, const Device& device, const Space& space) {
-  int64_t ranks = 0;  // the fewest ranks that share it, over the modes
-  for (Mode mode : space.modes) {
-    if (!traits(mode).sharded) continue;
-    const int64_t sharing = traits(mode).inside_hosts ? device.ranks / device.hosts : device.ranks;
-    ranks = ranks == 0 ? sharing : std::min(ranks, sharing);
-  }
-  int128 largest = 0;
-  for (const Operator& op : operators) {
-    int128 part = 0;
-    for (const Tensor& t : op.tensors)
-      if (ranks > 0 && t.trainable && t.shardable)
-        part += static_cast<int128>(ceil_div(t.rows, ranks)) * t.row_bytes;
-    largest = std::max(largest, part);
-  }
-  return largest;
-}
-
-}  // namespace
-
-// Note [Averaging]
-// The lane averages one bucket at a time: consecutive operators of at most bucket_bytes together, or one
-// larger operator. Gradients in their storage dtype are averaged in place, except small tensors, which go
-// through one flat copy per bucket. Under mixed precision there is always a copy, in the reduce dtype. From
-// the second micro-batch on, the new gradient exists beside the accumulated sum until it is copied: in the
-// compute dtype, or, for the replicated slices of a split weight, in the parameter's dtype. So does this
-// rank's part of a sharded gradient, from its reduction until it is added to the sum. In every micro-batch
-// autograd holds the gradient that completes a bucket, beside the copy and the averages, until the hook that
-// submits the bucket has returned.
-int64_t averaging_bytes(const std::vector<Operator>& operators, const Device& device, const Space& space,
-                        bool accumulates) {
-  if (space.cost == Cost::Paper || device.ranks == 1) return 0;
-  int128 trainable = 0, small = 0, largest = 0;  // small tensors: of all operators; most of one
-  for (const Operator& op : operators) {
-    int128 own = 0;
-    for (const Tensor& t : op.tensors) {
-      if (!t.trainable) continue;
-      trainable += t.bytes();
-      if (t.bytes() <= kSmallTensorBytes) own += t.bytes();
-    }
-    small += own, largest = std::max(largest, own);
-  }
-  const int128 bucket = std::min<int128>(trainable, space.bucket_bytes);
-  const bool whole = std::find(space.modes.begin(), space.modes.end(), Mode::NoShard) != space.modes.end();
-  int128 most = std::max(largest, std::min(bucket, small));
-  int128 completing = 0;  // the gradient that completes a bucket under mixed precision
-  for (const Operator& op : operators) {
-    int128 own = 0, copied = 0, made = 0;
-    bool shardable = false, mixed = false;
-    for (const Tensor& t : op.tensors) {
-      shardable |= t.shardable && t.bytes() > 0;
-      if (!t.trainable) continue;
-      const bool split = op.split_tensor >= 0 && &t == &op.tensors[op.split_tensor];
-      own += t.bytes(), copied += t.reduce_bytes();
-      made = std::max<int128>(made, t.compute_bytes());
-      if (accumulates) copied += split && !space.granularities.empty() ? t.bytes() : t.compute_bytes();
-      mixed |= t.compute_bytes() != t.bytes() || t.reduce_bytes() != t.bytes();
-    }
-    if (!mixed || (!whole && shardable)) continue;
-    completing = std::max(completing, made);
-    most = std::max(most, copied);
-    if (own > 0) most = std::max(most, (bucket * copied + own - 1) / own);
-  }
-  most += accumulates ? largest_part(operators, device, space) : completing;
-  return static_cast<int64_t>(std::min<int128>(most, kLargestSum));
-}
-
-namespace {
-
 // Whether every rank holds the whole operator under every choice.
 bool is_whole(const Operator& op, const Device& device) {
   const auto has_rows = [](const Tensor& t) { return t.shardable && t.bytes() > 0; };
@@ -345,7 +265,7 @@ Mode over_all_ranks(Mode mode) {
 
 Candidate candidate_of(const Operator& op, const Device& device, const Space& space, Recompute recompute,
                        Mode mode, int64_t granularity, int64_t sharded, Split split) {
-  const Pricer price(op, device, space, recompute);
+  const Pricer price(op, device, space, recompute, false);
   if (!traits(mode).sharded || is_whole(op, device)) return price.no_shard();
   if (device.hosts == 1) mode = over_all_ranks(mode);
   if (granularity == 1 || !traits(mode).sliced) return price.sharded(mode);
@@ -357,11 +277,13 @@ Candidate candidate_of(const Operator& op, const Device& device, const Space& sp
   return price.sliced(granularity, sharded, split);
 }
 
-std::vector<Candidate> candidates(const Operator& op, const Device& device, const Space& space,
-                                  Recompute recompute) {
+namespace {
+
+std::vector<Candidate> every_candidate(const Operator& op, const Device& device, const Space& space,
+                                       Recompute recompute) {
   validate(op);
   if (op.tensors.empty()) return {};
-  const Pricer price(op, device, space, recompute);
+  const Pricer price(op, device, space, recompute, true);
   const bool alone = is_whole(op, device);
   std::vector<Candidate> found;
   const auto allowed = [&](Mode m) {
@@ -389,6 +311,18 @@ std::vector<Candidate> candidates(const Operator& op, const Device& device, cons
     }
     for (int64_t k = allowed(Mode::NoShard) ? 1 : g; k <= g; ++k) found.push_back(price.sliced(g, k, split));
   }
+  return found;
+}
+
+}  // namespace
+
+std::vector<Candidate> candidates(const Operator& op, const Device& device, const Space& space,
+                                  Recompute recompute) {
+  std::vector<Candidate> found = every_candidate(op, device, space, recompute);
+  int64_t most = kLargestSum;
+  for (const Candidate& c : found) most = std::min(most, c.transient_bytes);
+  most = std::max(most, space.most_transient_bytes);
+  std::erase_if(found, [most](const Candidate& c) { return c.transient_bytes > most; });
   return found;
 }
 

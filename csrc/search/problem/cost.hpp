@@ -42,14 +42,11 @@ struct Candidate {
 std::vector<Candidate> candidates(const Operator& op, const Device& device, const Space& space,
                                   Recompute recompute);
 
-// The cost of one choice, `sharded` of `granularity` slices, even one outside the search space. The operator
+// The cost of one choice, `sharded` of `granularity` slices, even one outside the search space, with the
+// bytes that the runtime keeps of it: of a replicated gradient those in the parameter's dtype. The operator
 // must have parameters. Throws InvalidProblem if the operator cannot be split into these slices.
 Candidate candidate_of(const Operator& op, const Device& device, const Space& space, Recompute recompute,
                        Mode mode, int64_t granularity, int64_t sharded, Split split);
-
-// Memory for averaging the gradients of replicated parameters. See Note [Averaging].
-int64_t averaging_bytes(const std::vector<Operator>& operators, const Device& device, const Space& space,
-                        bool accumulates);
 
 // How much longer a micro-batch takes if the operator's products are computed in `granularity` slices.
 double slices_s(const Operator& op, const Space& space, int64_t granularity);

@@ -97,9 +97,8 @@ EquivalenceClass make_class(const Model& model, const Request& request, const st
 class Totals {
  public:
   Totals(const EquivalenceClasses& classes, const Request& request) {
-    bytes_ = classes.held[1].fixed, bytes_per_sample_ = classes.held[1].per_sample;
+    bytes_ = classes.held.fixed, bytes_per_sample_ = classes.held.per_sample;
     once_ = classes.compute_ps.fixed, per_sample_ = classes.compute_ps.per_sample;
-    int64_t transient = 0;
     for (const EquivalenceClass& cls : classes.classes) {
       const auto count = static_cast<int128>(cls.instances.size());
       bytes_per_sample_ += count * cls.input_bytes_per_sample;
@@ -115,7 +114,6 @@ class Totals {
             bytes = std::max(bytes, c.state_bytes + c.own_bytes + c.gathered_bytes + c.held_bytes);
             communication = std::max(communication, c.communication_ps);
             optimizer = std::max(optimizer, c.optimizer_ps);
-            transient = std::max(transient, c.transient_bytes);
           }
         }
         bytes_ += count * (slot.saved.fixed + slot.work.fixed + static_cast<int128>(bytes));
@@ -123,7 +121,6 @@ class Totals {
         once_ += count * communication, optimizer_ += count * optimizer;
       }
     }
-    bytes_ += request.reserve_bytes(transient);
   }
 
   // The largest micro-batch for which no total exceeds 2^61; 0: none.
@@ -200,14 +197,7 @@ EquivalenceClasses find_equivalence_classes(const Model& model, const Request& r
   }
   found.compute_ps = {narrow(compute_fixed), narrow(compute)};
   if (request.space.shares) found.compute_ps = step_bound_compute(model, request);
-  if (request.space.certain_memory) {
-    found.held[0] = found.held[1] = {model.buffer_bytes, model.input_bytes_per_sample};
-  } else if (!request.paper()) {
-    for (const bool accumulates : {false, true}) {
-      const int128 averaging = averaging_bytes(model.operators, request.device, request.space, accumulates);
-      found.held[accumulates] = {narrow(model.buffer_bytes + averaging), model.input_bytes_per_sample};
-    }
-  }
+  if (!request.paper()) found.held = {model.buffer_bytes, model.input_bytes_per_sample};
   int128 fixed = 0, per_sample = request.space.stage.in_flight - 1;  // of the other micro-batches in flight
   per_sample *= model.input_bytes_per_sample;
   for (const EquivalenceClass& cls : found.classes) {
@@ -215,28 +205,7 @@ EquivalenceClasses find_equivalence_classes(const Model& model, const Request& r
     const auto count = static_cast<int128>(cls.instances.size());
     fixed += count * cls.in_flight[0].fixed, per_sample += count * cls.in_flight[0].per_sample;
   }
-  for (Linear& held : found.held) held = {narrow(held.fixed + fixed), narrow(held.per_sample + per_sample)};
-  int64_t needed = 0;  // every plan has a transient at least this large
-  std::vector<int64_t> sizes{0};
-  for (const EquivalenceClass& cls : found.classes) {
-    for (const Slot& slot : cls.slots) {
-      const auto& list = slot.candidates[static_cast<int>(cls.ways[0])];
-      int64_t least = list.empty() ? 0 : kLargestSum;
-      for (const Candidate& c : list) {
-        sizes.push_back(c.transient_bytes);
-        least = std::min(least, c.transient_bytes);
-      }
-      needed = std::max(needed, least);
-    }
-  }
-  std::sort(sizes.begin(), sizes.end());
-  sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
-  for (size_t t = 0; t < sizes.size(); ++t) {
-    if (sizes[t] < needed) continue;
-    // Below least_transient_bytes the reserve is constant, so only the largest such transient is kept.
-    if (t + 1 < sizes.size() && sizes[t + 1] <= request.least_transient_bytes) continue;
-    found.transients.push_back(sizes[t]);
-  }
+  found.held = {narrow(found.held.fixed + fixed), narrow(found.held.per_sample + per_sample)};
   check_totals(found, request);
   return found;
 }

@@ -32,12 +32,8 @@ struct EquivalenceClasses {
   std::vector<EquivalenceClass> classes;  // in an order that does not depend on the order of operators
   // Independent of all choices.
   Linear compute_ps;  // of one micro-batch; may be negative in the step bound, which subtracts its shifts
-  // In every phase: the model's input and buffers, averaging (Note [Averaging]), and what other micro-batches
-  // in flight hold outside blocks; index 1: with several micro-batches.
-  Linear held[2];
-  std::vector<int64_t> transients;  // every possible value of the largest transient, ascending
-  const Linear& held_bytes(int64_t accumulation) const { return held[accumulation > 1]; }
-  int64_t held_bytes(Batch batch) const { return held_bytes(batch.accumulation)(batch.size); }
+  Linear held;  // in every phase: the model's input and buffers, and what other micro-batches in flight hold
+                // outside blocks
   int64_t most_batch = 0;  // the largest micro-batch with no total of a step above 2^61 (Note [Totals])
 };
 

@@ -75,7 +75,7 @@ std::vector<int64_t> phase_bytes(const Model& model, const Request& request,
   // Per operator: memory before and after its backward, in its own phase only, and of its block's
   // recomputation.
   std::vector<int64_t> before(n), after(n), own(n), extra(n);
-  int128 sum = classes.held_bytes(batch), kept = 0;
+  int128 sum = classes.held(batch.size), kept = 0;
   const auto narrow = [](int128 v) { return static_cast<int64_t>(std::min<int128>(v, kLargestSum)); };
   for (const EquivalenceClass& cls : classes.classes) {
     for (size_t m = 0; m < cls.instances.size(); ++m) {

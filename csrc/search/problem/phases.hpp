@@ -9,8 +9,9 @@
 //   i <= j in the recomputed block of j: also its activations, with Recompute::Hold also the gathered
 //          parameters.
 // Each recomputed block whose backward is not over also holds its input.
-// Every phase also holds the model's input and buffers, the gradients being averaged (Note [Averaging]) and
-// the reserve for transients (Note [Reserve]). The end of forward holds no more than the phase of the last
+// Every phase also holds the model's input and buffers. What is gathered ahead, and gradients that are being
+// reduced, depend on timing: they count in a plan's largest peak (simulate/largest_peak.hpp) alone, which is
+// never below its largest phase. The end of forward holds no more than the phase of the last
 // operator, and the optimizer's step no more than that of the first.
 //
 // Note [Work]
@@ -79,7 +80,7 @@ struct Decision {
 // The largest transient among a plan's choices.
 int64_t largest_transient(const EquivalenceClasses& classes, const Decision& decision);
 
-// The memory of every phase (for the paper's model of kWholeStep only) without the reserve for transients.
+// The memory of every phase (for the paper's model of kWholeStep only).
 std::vector<int64_t> phase_bytes(const Model& model, const Request& request,
                                  const EquivalenceClasses& classes, const Decision& decision, Batch batch);
 

@@ -98,10 +98,10 @@ struct Space {
   double slice_overhead_s = 0;       // of each slice after the first of a split operator, per step
   std::optional<StepShares> shares;  // the objective is the step bound with these shares
   bool every_latency = false;        // with shares: each operator has a latency of its own; then not a bound
-  bool certain_memory = false;       // phases hold what is in memory in them whatever the timing
   bool separate_reductions = false;  // reductions have a lane of their own
   std::vector<PairWeight> pairs;     // with shares; those left out weigh nothing
-  GatherRange gather;                // with shares and certain memory: of the plans that the bound is for
+  int64_t most_transient_bytes = int64_t{1} << 61;  // of an option, where one of at most so many is left
+  GatherRange gather;                               // with shares: of the plans that the bound is for
   PipelineStage stage;
 };
 
@@ -125,27 +125,16 @@ struct BatchRange {
   Batch least, most;
 };
 
-// Note [Reserve]
-// A step gathers a unit, computes with it, produces its gradient and reduces it. The gradient being produced
-// counts in its operator's own phase (Candidate::own_bytes). All other large temporaries are buffers of
-// collectives: gathered parameters, in use or prefetched, which take the memory of 1 + `prefetch` units of
-// the largest size, and gradients being reduced. If the lane is a thread, a gather begins only after the
-// reduction submitted before it has ended, so a gradient being reduced takes the place of a unit already in
-// this sum, and `buffers` is 1 + prefetch. On streams a gather gets its memory at submission, and the
-// previous gradient is kept until computation has waited for its reduction (csrc/comm/lane.hpp,
-// Note [Memory that two streams use]), which takes one more. The reserve counts in every phase.
 struct Request {
   Device device;
   Space space;
   int64_t limit_bytes = 0;
-  std::vector<Batch> batches;         // empty: every size from 1 to the largest that fits, one micro-batch
-  BatchSizes sizes;                   // of these batches, the ones that are searched
-  std::vector<Recompute> recompute;   // ways allowed for a block; never empty
-  int64_t least_transient_bytes = 0;  // units are at least this large
-  int64_t buffers = 2;                // full tensors beside the one being made: Note [Reserve]
-  bool find_smallest = true;          // if nothing fits: search for the smallest feasible limit
-  bool depth_first = false;           // the paper's search instead of the exact one (Cost::Paper only)
-  bool smallest_first = false;        // for depth_first: options of least memory first (solve_dfs)
+  std::vector<Batch> batches;        // empty: every size from 1 to the largest that fits, one micro-batch
+  BatchSizes sizes;                  // of these batches, the ones that are searched
+  std::vector<Recompute> recompute;  // ways allowed for a block; never empty
+  bool find_smallest = true;         // if nothing fits: search for the smallest feasible limit
+  bool depth_first = false;          // the paper's search instead of the exact one (Cost::Paper only)
+  bool smallest_first = false;       // for depth_first: options of least memory first (solve_dfs)
 
   // The batches that are searched; those of all sizes are one range.
   std::vector<BatchRange> ranges() const;
@@ -154,10 +143,6 @@ struct Request {
   BatchSizes micro_batches() const;
 
   bool paper() const { return space.cost == Cost::Paper; }
-  int64_t reserve_bytes(int64_t transient) const {
-    if (paper() || device.ranks == 1) return 0;
-    return buffers * (transient > least_transient_bytes ? transient : least_transient_bytes);
-  }
 };
 
 inline std::vector<BatchRange> Request::ranges() const {

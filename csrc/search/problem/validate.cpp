@@ -178,8 +178,6 @@ void validate(const Request& request) {
   }
   if (request.paper() && (request.space.stage.once() || request.space.stage.in_flight > 1))
     throw InvalidProblem("the paper's costs know no stages of a pipeline");
-  within(request.least_transient_bytes, 0, kMostBytes, "the largest unit in bytes");
-  within(request.buffers, 0, 1024, "the number of buffers");
 }
 
 void validate(Batch batch) {

@@ -12,12 +12,10 @@ bool no_worse(const SlotOption& a, const SlotOption& b) {
 }
 
 std::vector<SlotOption> slot_options(const std::vector<Candidate>& candidates, Recompute way,
-                                     const Request& request, Batch batch, int64_t largest_transient,
-                                     bool memory_alone) {
+                                     const Request& request, Batch batch, bool memory_alone) {
   std::vector<SlotOption> options;
   for (size_t c = 0; c < candidates.size(); ++c) {
     const Candidate& x = candidates[c];
-    if (x.transient_bytes > largest_transient) continue;
     SlotOption o;
     o.candidate = static_cast<int>(c);
     if (!memory_alone) o.time = batch.accumulation * x.communication_ps + x.optimizer_ps;
@@ -36,7 +34,7 @@ std::vector<SlotOption> slot_options(const std::vector<Candidate>& candidates, R
 }  // namespace
 
 std::vector<Way> ways_of(const EquivalenceClass& cls, const Request& request, Batch batch,
-                         int64_t largest_transient, bool memory_alone) {
+                         bool memory_alone) {
   std::vector<Way> ways;
   for (Recompute r : cls.ways) {
     Way& way = ways.emplace_back();
@@ -47,8 +45,8 @@ std::vector<Way> ways_of(const EquivalenceClass& cls, const Request& request, Ba
       way.input = Linear{0, cls.input_bytes_per_sample}(batch.size);
     }
     for (const Slot& slot : cls.slots) {
-      way.slots.push_back(slot_options(slot.candidates[static_cast<int>(r)], r, request, batch,
-                                       largest_transient, memory_alone));
+      way.slots.push_back(
+          slot_options(slot.candidates[static_cast<int>(r)], r, request, batch, memory_alone));
     }
   }
   return ways;

@@ -22,9 +22,8 @@ struct Way {
   std::vector<std::vector<SlotOption>> slots;  // undominated ones; empty: no parameters, or no option
 };
 
-// Options with a transient above `largest_transient` are excluded. `memory_alone`: all times are 0.
-std::vector<Way> ways_of(const EquivalenceClass& cls, const Request& request, Batch batch,
-                         int64_t largest_transient, bool memory_alone);
+// `memory_alone`: all times are 0.
+std::vector<Way> ways_of(const EquivalenceClass& cls, const Request& request, Batch batch, bool memory_alone);
 
 // Whether every operator with parameters has an option.
 bool has_options(const EquivalenceClass& cls, const std::vector<Way>& ways);

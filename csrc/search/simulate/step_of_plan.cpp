@@ -302,7 +302,8 @@ class Builder {
     }
   }
 
-  // `copied`: the part of `bytes` that is sent from a copy, see Note [Averaging] in problem/cost.cpp.
+  // `copied`: the part of `bytes` that is sent from a copy: small tensors travel together in one, and in
+  // mixed precision there is always one, in the dtype of averaging.
   void add_bucket(std::string name, std::vector<int> members, int64_t bytes, int64_t copied) {
     if (bytes == 0) return;
     StepBucket& bucket = step_.buckets.emplace_back();

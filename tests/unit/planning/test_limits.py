@@ -127,7 +127,7 @@ def test_whole_in_a_uniform_plan_and_what_is_refused() -> None:
 
 
 def test_the_peak_that_is_predicted_is_the_plans_own() -> None:
-    """A large embedding sets the reserve of every phase, but is in use in the first one alone."""
+    """A large embedding is in use in its own phase alone, and no other has room for it."""
     description = gpt(4, 256, 64)
     large = dataclasses.replace(
         description.operators[0],
@@ -144,4 +144,4 @@ def test_the_peak_that_is_predicted_is_the_plans_own() -> None:
     assert played.peak_memory_bytes <= played.largest_peak_bytes <= plan.predicted.peak_memory_bytes
     problem = SearchProblem.of(plan)
     sum_bytes = _search.IndexedPlans(problem.planner, GIB).peak_bytes(*indexed(problem, plan))
-    assert plan.predicted.peak_memory_bytes < sum_bytes - large.parameter_bytes // 2
+    assert sum_bytes <= plan.predicted.peak_memory_bytes < sum_bytes + large.parameter_bytes // 2

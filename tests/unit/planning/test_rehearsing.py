@@ -23,7 +23,7 @@ def test_a_rehearsal_says_what_the_simulator_and_the_checker_say(batch: dict[str
         played = _search.IndexedPlans(problem.planner, plan.memory_limit_bytes)
         at = indexed(problem, plan)
         assert played.step_ps(*at) == round(plan.predicted.step_time_s * 1e12)
-        assert played.largest_peak_bytes(*at) == plan.predicted.peak_memory_bytes <= played.peak_bytes(*at)
+        assert played.largest_peak_bytes(*at) == plan.predicted.peak_memory_bytes >= played.peak_bytes(*at)
 
 
 def test_a_plan_of_another_problem_is_refused() -> None:

@@ -149,7 +149,9 @@ class Columns {
   int64_t own_phase() const {
     if (whole()) return std::max<int64_t>(0, updated() - cast_bytes());
     if (sliced()) {
-      const int64_t made = updated() + (weight().trainable ? std::max(slice_gathered(), slice_sent()) : 0);
+      const int64_t made_here =
+          op_.places > 1 ? 0 : updated();  // a tied weight's is made by a later operator
+      const int64_t made = made_here + (weight().trainable ? std::max(slice_gathered(), slice_sent()) : 0);
       // The backward of a look-up gathers no slice.
       return std::max<int64_t>(0, made - cast_bytes()) + (op_.look_ups > 0 ? 0 : slice_gathered());
     }

@@ -101,8 +101,9 @@ class Pricer {
     }
     c.gradient_bytes = updated, c.whole_gradient_bytes = kept_whole;
     c.transient_bytes = device_.ranks > 1 ? std::max(gathered, weight.trainable ? sent : 0) : 0;
-    // Backward of the first slice allocates the gradients that this rank keeps of all slices.
-    c.own_bytes = updated + (weight.trainable ? std::max(gathered, sent) : 0);
+    // Backward of the first slice allocates the gradients that this rank keeps of all slices: of a tied
+    // weight in the phase of the last operator that reads it.
+    c.own_bytes = (op_.places > 1 ? 0 : updated) + (weight.trainable ? std::max(gathered, sent) : 0);
     const double seconds =
         static_cast<double>(sharded) *
             (slice_gathers() * collectives_.gather(c.mode).seconds(gathered) +

@@ -726,7 +726,7 @@ def candidates(
     model: Model, request: Request, operator: typing.SupportsInt | typing.SupportsIndex, recompute: str
 ) -> list[Candidate]:
     """
-    Of one operator, NO_SHARD first.
+    Of one operator, NO_SHARD first, with the bytes that the runtime keeps.
     """
 
 def check(

@@ -195,5 +195,6 @@ void bind_problem(py::module_& m) {
                                       c.sharded_slices, c.split));
         return kept;
       },
-      "model"_a, "request"_a, "operator"_a, "recompute"_a, "Of one operator, NO_SHARD first, with the bytes that the runtime keeps.");
+      "model"_a, "request"_a, "operator"_a, "recompute"_a,
+      "Of one operator, NO_SHARD first, with the bytes that the runtime keeps.");
 }

@@ -65,7 +65,7 @@ def parallelize(
         parallelize_stage(model, plan.description, plan.tp_plan, tp_plan, mesh["tp"])
     fully_shard(model, plan.stages[stage].plan, device_mesh=mesh["dp"], **options)
     made = PipelineStage(model, stage, len(plan.stages), device, group=mesh["pp"].get_group())
-    # torch has no 1F1B for fewer micro-batches than stages, which never fill the pipeline.
+    # torch has no 1F1B for fewer micro-batches than stages; the search plays GPipe then, too.
     kind = _SCHEDULES[plan.schedule] if plan.micro_batches >= len(plan.stages) else ScheduleGPipe
     schedule = kind(made, plan.micro_batches, loss_fn=loss_fn)
     return Pipeline(plan, stage, model, mesh, schedule, passing)

@@ -119,7 +119,8 @@ class Pipeline {
 }  // namespace
 
 int64_t most_in_flight(PipelineSchedule schedule, int64_t stages, int64_t stage, int64_t micro_batches) {
-  return schedule == PipelineSchedule::GPipe ? micro_batches : std::min(micro_batches, stages - stage);
+  if (micro_batches < stages) schedule = PipelineSchedule::GPipe;
+  return schedule == PipelineSchedule::GPipe ? micro_batches : stages - stage;
 }
 
 PlayedSchedule play_schedule(PipelineSchedule schedule, const std::vector<StageTimes>& stages,

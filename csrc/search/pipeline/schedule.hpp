@@ -3,13 +3,14 @@
 // Note [Schedules]
 // Stage i of p computes the forward and the backward of m micro-batches in a fixed order:
 //   GPipe   all forwards, then all backwards
-//   1F1B    min(m, p - i) forwards, then a backward and a forward in turns, then the backwards that are left
+//   1F1B    p - i forwards, then a backward and a forward in turns, then the backwards that are left; with
+//           fewer micro-batches than stages, which torch's 1F1B refuses, it is GPipe
 // both in the order of micro-batches, so that the last backward is the last micro-batch's. A forward waits
 // for the stage before, a backward for the stage after it; what passes between two stages takes its time on
 // their link, which has a lane for each direction and sends in order, beside computation. After its last
 // backward a stage has its optimizer's step. So a step takes
 //   at least (m + p - 1) times a stage's forward and backward where all stages are alike and sends are free,
-// and as much with either schedule; 1F1B holds the activations of min(m, p - i) micro-batches, GPipe of m.
+// and as much with either schedule; 1F1B holds the activations of p - i micro-batches, GPipe of m.
 #pragma once
 
 #include <array>

@@ -90,6 +90,7 @@ def test_every_pass_has_its_input_and_no_stage_does_two_things_at_once(
         most = max(most, held)
     if all(s[0] and s[1] for s in stages):
         assert most <= _search.most_in_flight(schedule, p, 0, micro_batches)
+        assert most == micro_batches or micro_batches >= p  # torch has no 1F1B then: GPipe
     # The bound of candidates: before and after a stage's passes, those of the stages before it.
     before = 0
     for forward, backward, _, _ in stages:

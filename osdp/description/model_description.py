@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 from osdp.base import json_files
@@ -97,6 +97,13 @@ class Operator:
     def multiplies(self) -> bool:
         """Whether it is a product that can be computed in slices, and no table."""
         return self.split_shape is not None and not self.look_ups
+
+    def gathered_at(self, places: tuple[str, ...]) -> Operator:
+        """The same operator, gathered at the calls of other modules. A table is not sliced then, since its look-ups are
+        not those modules' calls."""
+        if not self.look_ups or set(self.gather_at) <= set(places):
+            return replace(self, gather_at=places)
+        return replace(self, gather_at=places, look_ups=(), split_shape=None)
 
 
 @dataclass(frozen=True)

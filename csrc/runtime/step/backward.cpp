@@ -161,7 +161,8 @@ static at::Tensor unshared(at::Tensor gradient, const at::Tensor& made) {
 }
 
 static void hand_over(const at::Tensor& made, const at::Tensor& gradient) {
-  if (!made.defined() || !gradient.defined() || !gradient.is_alias_of(made)) return;
+  if (!made.defined() || !gradient.defined() || !made.has_storage() || !gradient.has_storage()) return;
+  if (!gradient.is_alias_of(made)) return;
   c10::Storage none(c10::Storage::use_byte_size_t(), 0, at::DataPtr(nullptr, made.device()), nullptr, false);
   set_unreadable(*none.unsafeGetStorageImpl(),
                  "OSDP: this gradient has been taken to be averaged over ranks");

@@ -300,8 +300,7 @@ def _with_named(described: ModelDescription, model: nn.Module) -> ModelDescripti
         return tuple(dict.fromkeys([*apart, *more]))
 
     operators = (
-        o.gathered_at(extended(o.gather_at, at[o.name])) if o.name in at else o
-        for o in described.operators
+        o.gathered_at(extended(o.gather_at, at[o.name])) if o.name in at else o for o in described.operators
     )
     return dataclasses.replace(described, operators=tuple(operators))
 

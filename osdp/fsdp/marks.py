@@ -52,8 +52,7 @@ def marked_plan(model: nn.Module, root: Options, described: ModelDescription | N
     description = dataclasses.replace(
         described,
         operators=tuple(
-            o if (home := homes[o.name]) is None else o.gathered_at((home,))
-            for o in described.operators
+            o if (home := homes[o.name]) is None else o.gathered_at((home,)) for o in described.operators
         ),
     )
     uniform = Plan.uniform(description, root.mode, whole=root.whole)

@@ -10,7 +10,7 @@ import torch.fx
 from torch import Tensor
 
 from osdp._C import SplitLookUp
-from osdp.sharding.split_linear import SPLITS
+from osdp.sharding.split_linear import SPLITS, whole_sizes
 
 __all__ = ["SplitLookUp", "split_embedding"]
 
@@ -34,15 +34,7 @@ def split_embedding(
     >>> split_embedding(torch.tensor([3, 0]), torch.eye(4), granularity=2, split="out").shape
     torch.Size([2, 4])
     """
-    if split not in SPLITS:
-        raise ValueError(f"split is {split!r}; it must be one of {', '.join(map(repr, SPLITS))}")
-    if source != 0 and (rows is None or columns is None):
-        raise ValueError("rows and columns are required with a source")
-    by_rows = split == "out"
-    if rows is None:
-        rows = weight.shape[0] if by_rows else weight.shape[0] // granularity
-    if columns is None:
-        columns = weight.shape[1] if by_rows else weight.shape[1] * granularity
+    rows, columns = whole_sizes(weight, granularity, split, source, rows=rows, columns=columns)
     padding = -1 if padding_idx is None else padding_idx
     result: Tensor = torch.ops.osdp.split_embedding(
         indices, weight, rows, columns, padding, granularity, SPLITS[split], source

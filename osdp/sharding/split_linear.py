@@ -39,19 +39,30 @@ def split_linear(
     >>> split_linear(torch.ones(2, 4), torch.eye(4), granularity=2, split="out").shape
     torch.Size([2, 4])
     """
-    if split not in SPLITS:
-        raise ValueError(f"split is {split!r}; it must be one of {', '.join(map(repr, SPLITS))}")
-    if source != 0 and (out_features is None or in_features is None):
-        raise ValueError("out_features and in_features are required with a source")
-    by_out = split == "out"
-    if out_features is None:
-        out_features = weight.shape[0] if by_out else weight.shape[0] // granularity
-    if in_features is None:
-        in_features = weight.shape[1] if by_out else weight.shape[1] * granularity
+    out_features, in_features = whole_sizes(
+        weight, granularity, split, source, out_features=out_features, in_features=in_features
+    )
     result: Tensor = torch.ops.osdp.split_linear(
         x, weight, bias, out_features, in_features, granularity, SPLITS[split], source
     )
     return result
+
+
+def whole_sizes(
+    weight: Tensor, granularity: int, split: str, source: int, **sizes: int | None
+) -> tuple[int, int]:
+    """Both sizes of the whole weight, by the names that the caller gives them: those given, else of `weight`,
+    which has all slices if `source` is 0."""
+    if split not in SPLITS:
+        raise ValueError(f"split is {split!r}; it must be one of {', '.join(map(repr, SPLITS))}")
+    if source != 0 and None in sizes.values():
+        raise ValueError(f"{' and '.join(sizes)} are required with a source")
+    stacked = 1 if split == "out" else granularity
+    first, second = sizes.values()
+    return (
+        weight.shape[0] // stacked if first is None else first,
+        weight.shape[1] * stacked if second is None else second,
+    )
 
 
 @torch.library.register_fake("osdp::split_linear")  # type: ignore[untyped-decorator]

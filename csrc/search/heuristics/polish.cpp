@@ -1,7 +1,6 @@
 #include "search/heuristics/polish.hpp"
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <optional>
 

@@ -34,8 +34,8 @@ std::vector<Request> parts_of(const Request& request) {
   return parts;
 }
 
-// The best of the plans with the smallest sum, in a part of the space, as options with larger and larger
-// transients are left out.
+// The best of the plans with the smallest sum in a part of the space: each time without the options whose
+// transient is as large as the largest of the plan before.
 LeastPeak least_of_sums(Searches& searches, Request part, PlanEvaluator& own) {
   LeastPeak least;
   for (int n = 0; n < kMostTransients && !(searches.over() && least.found); ++n) {

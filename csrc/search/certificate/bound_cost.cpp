@@ -17,6 +17,8 @@ using Seconds = CollectiveCost;
 // averages between hosts always have their own.
 enum class Kind { Gather, Reduction, Average };
 
+bool table_comes_first(const Operator& op) { return op.position.first && op.look_ups > 0; }
+
 class Bound {
  public:
   Bound(const Operator& op, const Request& request, Recompute recompute)
@@ -148,6 +150,12 @@ class Bound {
         (in_backward(Kind::Reduction, links_.all_reduce(beside)) +
          in_backward(Kind::Reduction, links_.all_reduce((c.granularity - c.sharded_slices) * sent))) /
         micro_batches();
+    if (table_comes_first(op_)) {
+      // Nothing runs beside its transfers but the look-ups, which no bound counts then.
+      const double ends =
+          alone(forward_share(), Kind::Gather, gathered) + last(links_.reduce(sent, Mode::FullShard));
+      return static_cast<double>(c.sharded_slices) * (of_slice + ends) + whole;
+    }
     // A third of the launches is in forward, and once more in recomputation.
     const double launch = longer_in_slices_s(op_, request_.space, c.granularity) / 3;
     return static_cast<double>(c.sharded_slices) * of_slice + whole +
@@ -206,8 +214,12 @@ BoundComputation bound_computation(const Operator& op, const Request& request, i
     if (here != there && x.forward >= x.backward) forward = std::min(of_again, both);
     return x.forward * forward + x.backward * (both - forward);
   };
+  const std::vector<int64_t>& slices = request.space.granularities;
+  const bool sliced =
+      op.split_tensor >= 0 && std::any_of(slices.begin(), slices.end(), [](int64_t g) { return g != 1; });
   BoundComputation c;
-  c.per_sample = bound(once, step), c.fixed = bound(once_fixed, step_fixed);
+  if (!(request.device.ranks > 1 && sliced && table_comes_first(op)))
+    c.per_sample = bound(once, step), c.fixed = bound(once_fixed, step_fixed);
   const auto again = [&](double seconds) {
     return static_cast<int128>(x.backward) * rounded_ps(seconds * request.device.recompute_slowdown, op.name);
   };

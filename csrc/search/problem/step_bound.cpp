@@ -74,6 +74,13 @@ struct Half {
   }
 };
 
+// Whether its slices, if it has any, are gathered before anything else computes, and reduced after all else.
+bool looked_up_first(const Operator& op) { return op.position.first && op.look_ups > 0; }
+bool may_be_sliced(const Operator& op, const Space& space) {
+  return op.split_tensor >= 0 &&
+         std::any_of(space.granularities.begin(), space.granularities.end(), [](int64_t g) { return g > 1; });
+}
+
 struct Halves {
   Half forward, backward;
   Halves(const Device& device, const Space& space) {
@@ -253,7 +260,8 @@ class OptionBound {
     // before it.
     if (waited_for(2 * slice)) {
       const double waits = waited_for(slice) ? slices : slices - 1;
-      sum += waits * (f.exposed(gather) * calls + b.exposed(gather) * backwards);
+      sum += waits *
+             (f.exposed(gather) * (calls - (looked_up_first(op_) ? 1 : 0)) + b.exposed(gather) * backwards);
       if (b.other_lanes == 0) sum += (slices - 1) * b.alone(reduce) * products;
     }
     int64_t others = 0;
@@ -261,6 +269,7 @@ class OptionBound {
     sum +=
         space_.stage.part() * (b.of_reduction(links_.all_reduce(others)) +
                                b.of_reduction(links_.all_reduce((c.granularity - c.sharded_slices) * sent)));
+    if (looked_up_first(op_)) return sum + slices * (f.alone(gather) + b.last_reduction(reduce));
     // A third of the launches is in forward, and again in recomputation.
     const double launches = slices_s(op_, space_, c.granularity);
     return sum + launches * (f.x / 3 + b.x * (again ? 1.0 : 2.0 / 3));
@@ -327,6 +336,10 @@ Linear step_bound_compute(const Model& model, const Request& request) {
   double shift = 0;
   for (const Operator& op : model.operators) {
     const auto ps = [&](double seconds) { return picoseconds(seconds, "operator", op.name); };
+    if (request.device.ranks > 1)
+      shift += shift_s(op, OptionBound(op, request.device, request.space, Recompute::None));
+    if (request.device.ranks > 1 && looked_up_first(op) && may_be_sliced(op, request.space))
+      continue;  // it may run beside its transfers
     const Linear both{ps(op.compute_s_fixed), ps(op.compute_s_per_sample)};
     const Linear again{ps(op.recompute_s_fixed), ps(op.recompute_s_per_sample)};
     const int64_t more = x.forward - x.backward;  // forward's share, beside that of both
@@ -335,8 +348,6 @@ Linear step_bound_compute(const Model& model, const Request& request) {
     fixed += static_cast<int128>(x.backward) * both.fixed + static_cast<int128>(more) * line.fixed;
     per_sample +=
         static_cast<int128>(x.backward) * both.per_sample + static_cast<int128>(more) * line.per_sample;
-    if (request.device.ranks > 1)
-      shift += shift_s(op, OptionBound(op, request.device, request.space, Recompute::None));
   }
   const auto shift_ps = static_cast<int128>(std::ceil(shift * 1e12)) + 1;
   for (const Operator& op : model.operators) {  // what neighbours do not wait for

@@ -19,7 +19,9 @@
 //               beside them or, where there is none, of a unit as large as any, and replicated ones that of
 //               a bucket.
 //   ends        the first unit's gather and the last reduction run alone: in the compute form they count in
-//               full, where the model's first operator has parameters.
+//               full, where the model's first operator has parameters. Of a table that is looked up first,
+//               all slices are gathered before anything but their look-ups, and reduced after anything but
+//               these: all count in full, and the computation of the look-ups is left out.
 //   waits       With budgets for gathering of at most Space::gather's end, a unit that is larger than that is
 //               gathered while computation waits, which counts in full in the compute form; and so are slices
 //               of which two are larger, each after the reduction of the one before it.

@@ -12,7 +12,7 @@ from osdp.planning.degrees.cuts import CutPipeline, Pipelines, StageOf, balanced
 from osdp.planning.degrees.layout import Layout
 from osdp.planning.degrees.stage_search import Effort, Manner, StageResult, StageSearches, most_bytes
 
-EVERY_MODE = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD")
+EVERY_MODE = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD")
 EVERY_WAY = ("none", "hold")
 
 

@@ -31,7 +31,7 @@ from osdp.planning.degrees.stage_search import Effort, Manner
 #    above the best step so far: those behind it are ruled out, which is proven.
 # 2. The few best (within NEAR of the best, at most MOST_SEARCHED) have each stage searched: its operators' choices over its
 #    data-parallel ranks under what its micro-batches in flight leave, with the planner's proof. Equal stages are searched
-#    once.
+#    once. What fewer means give (Note [Alone]) is compared with these, so it is never faster than what is returned.
 # 3. The best of these is improved: a boundary is moved again, and its stages' local search plays more steps.
 # Degrees, micro-batches and cuts are enumerated so: a uniform plan that is NEAR slower may have been a better one's. A plan
 # of each stage is proven; that of all stages is the played step of these.
@@ -119,25 +119,24 @@ def search_degrees(search: Search) -> ParallelPlan:
     near = [u for u in fitting if u[1].step_ps <= (1 + NEAR) * fitting[0][1].step_ps][:MOST_SEARCHED]
     if not near:  # a plan of several modes may fit where none of one does
         near = sorted(uniform, key=lambda u: u[1].rank)[:MOST_SEARCHED]
-    found = [(p, p.searched(cut.cuts, QUICK, ROUNDS if not cut.fits else 0)) for p, cut in near]
-    pipelines, best = min(found, key=lambda f: f[1].rank)
+    found = [(p, p.searched(cut.cuts, QUICK, ROUNDS if not cut.fits else 0), QUICK) for p, cut in near]
+    alternatives = Alternatives(known, search.tensor is not None or search.pipeline is not None)
+    pipelines, best, quick = min((*found, *alternatives.fastest()), key=lambda f: f[1].rank)
     if not best.fits:
         raise InfeasibleError(_nothing_fits(search, pipelines, best), None, None)
-    for other, cut in found:
+    for other, cut, _ in found:
         if other is not pipelines:
             _rule_out(
                 search,
                 other,
                 f"searched: its step takes {cut.step_ps * 1e-12:.4g} s" if cut.fits else _over(cut),
             )
-    best = pipelines.searched(best.cuts, QUICK, 1)
-    different = max(1, len({pipelines.searches.key(*c) for c in _keys(pipelines, best)}))
+    moved = pipelines.searched(best.cuts, QUICK, 1)
+    different = max(1, len({pipelines.searches.key(*c) for c in _keys(pipelines, moved)}))
     effort = Effort(search.manner.searched.gap, PLAYED_OPERATORS // different)
-    last = pipelines.searched(best.cuts, effort, 0)
-    if last.rank > best.rank:
-        last, effort = best, QUICK
-    alternatives = Alternatives(known, search.tensor is not None or search.pipeline is not None)
-    return _plan(search, pipelines, last, effort, alternatives.all())
+    last = pipelines.searched(moved.cuts, effort, 0)
+    cut, effort = min(((last, effort), (moved, QUICK), (best, quick)), key=lambda f: f[0].rank)
+    return _plan(search, pipelines, cut, effort, alternatives.all())
 
 
 def _uniform(

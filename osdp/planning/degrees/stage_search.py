@@ -39,10 +39,12 @@ class StageResult:
 
 @dataclass(frozen=True)
 class Effort:
-    """Where the search of a stage ends: at a gap, and after so many operators in steps that local search plays."""
+    """Where the search of a stage ends: at a gap, and after so many operators in steps that local search plays. `modes`: its
+    plan is the best that has one of these for all operators, which a whole pipeline may like better (Note [Alone])."""
 
     gap: float
     played_operators: int
+    modes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,11 @@ class StageSearches:
         after = 0 if last else self.chain.links[end].boundary_bytes_per_sample
         return (tuple(self._content[first:end]), first == 0, last, after, in_flight)
 
+    def possible(self, modes: Sequence[str]) -> tuple[str, ...]:
+        """HYBRID_SHARD needs several ranks on each of several hosts."""
+        inside = 1 < self.data_hosts < self.data
+        return tuple(m for m in modes if inside or m != "HYBRID_SHARD")
+
     def problem(self, first: int, end: int, in_flight: int, index: int = 0) -> SearchProblem:
         description = self.chain.stage(first, end)
         names = {o.name for o in description.operators}
@@ -105,9 +112,6 @@ class StageSearches:
             collectives={name: c for name, c in self.collectives.items() if name in names},
         )
         searched = self.manner.searched
-        hosts = self.data_hosts
-        inside = 1 < hosts < self.data  # several ranks on each of several hosts
-        modes = searched.modes if inside else tuple(m for m in searched.modes if m != "HYBRID_SHARD")
         problem = SearchProblem(
             description,
             self.hardware,
@@ -118,10 +122,10 @@ class StageSearches:
             self.manner.separate_reductions,
             dataclasses.replace(
                 searched,
-                modes=modes,
+                modes=self.possible(searched.modes),
                 batch_size=self.batch,
                 global_batch_size=self.batch * self.micro_batches * self.data,
-                hosts=hosts,
+                hosts=self.data_hosts,
                 stage=stage,
             ),
         )
@@ -156,7 +160,7 @@ class StageSearches:
         """Each with one micro-batch in flight, and the bytes of every further one."""
         key = self.key(first, end, 1)
         found = []
-        for mode in modes if self.data > 1 else ("NO_SHARD",):
+        for mode in self.possible(modes) if self.data > 1 else ("NO_SHARD",):
             for way in ways:
                 at = (key, mode, way)
                 if at not in self._uniform:
@@ -189,10 +193,10 @@ class StageSearches:
             wish = problem.wish(self.manner.limit_bytes, gap=max(effort.gap, problem.searched.gap))
             wish.played_operators = effort.played_operators
             answer = problem.planner.search(wish)
-            best = self.uniform(first, end, in_flight, problem.searched.modes, problem.searched.checkpoint)
-            if best.fits and not (
-                answer.feasible and answer.played.step_ps <= best.step_ps(self.micro_batches)
-            ):
+            modes = effort.modes or problem.searched.modes
+            best = self.uniform(first, end, in_flight, modes, problem.searched.checkpoint)
+            slower = not answer.feasible or answer.played.step_ps > best.step_ps(self.micro_batches)
+            if best.fits and (slower or effort.modes):
                 answer = _search.Answer(
                     plan=best.plan,
                     peak_bytes=best.peak_bytes,

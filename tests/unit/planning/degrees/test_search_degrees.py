@@ -53,6 +53,22 @@ def test_with_more_means_nothing_is_slower() -> None:
         assert all(steps["3D"] <= s for s in parts)
 
 
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_what_only_slices_fit_is_among_the_alternatives(hosts: int) -> None:
+    wide = gpt(1, 256, tokens=8, vocabulary=10)
+    asked: dict[str, Any] = {"granularity": 4, "global_batch_size": 8, "hosts": hosts}
+    plan = searched(wide, memory="3400KiB", tensor_parallel=1, tp_plan=None, **asked)
+    steps = {a.name: a.step_time_s for a in plan.alternatives}
+    assert steps["FSDP"] is None and steps["OSDP"] is not None and plan.step_time_s <= steps["OSDP"]
+
+
+@pytest.mark.parametrize("memory", ["5MiB", "9MiB", "16MiB"])
+def test_over_several_hosts_nothing_is_slower(memory: str) -> None:
+    plan = searched(gpt(4, 128, tokens=8, vocabulary=10), memory=memory, hosts=2)
+    own = [a.step_time_s for a in plan.alternatives if a.step_time_s is not None]
+    assert own and plan.step_time_s <= min(own) * (1 + 1e-9)
+
+
 def test_stages_differ_where_the_model_does() -> None:
     """A head as heavy as all blocks together gets a stage of its own, and an even cut would be slower."""
     blocks = gpt(3, 64, vocabulary=100)

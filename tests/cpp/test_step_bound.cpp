@@ -6,6 +6,7 @@
 #include <cstdlib>
 
 #include "check.hpp"
+#include "random_manner.hpp"
 #include "random_steps.hpp"
 #include "search/bounds/pricing.hpp"
 #include "search/planner/planner.hpp"
@@ -71,11 +72,54 @@ void check_problem(Random& dice, Worst& worst) {
   });
 }
 
+// A table that is looked up first and a product, both in slices, with all computation in the product: no
+// transfer of the table is hidden, and backward holds two slices' gradients, beside a slice of the product.
+// The bounds of both the time and the memory are within a hundredth.
+void check_slices(bool trained_table) {
+  Model model;
+  for (const char* name : {"table", "product"}) {
+    Operator& op = model.operators.emplace_back();
+    op.name = name, op.split_tensor = 0, op.out_features = 64, op.in_features = 1 << 14;
+    op.tensors = {{64, 1 << 16, name[0] == 'p' || trained_table}};
+  }
+  Operator &table = model.operators[0], &product = model.operators[1];
+  table.look_ups = 1, product.compute_s_per_sample = 9, product.recompute_s_per_sample = 3;
+  Request request;
+  request.device.ranks = 4;
+  request.device.all_gather = request.device.reduce_scatter = {0, 1e-7};
+  request.device.all_reduce = request.device.all_gather;
+  request.recompute = {Recompute::None};
+  request.space.modes = {Mode::FullShard}, request.space.granularities = {16};
+  Manner how = manner(model);
+  how.stolen_permille = 0, how.lanes.enqueue = true;
+  const Planner planner(model, request, how);
+  request = planner.request();
+  request.space.shares = StepShares{};
+  PlainPlan plan;
+  for (int n = 0; n < 2; ++n) plan.choices.push_back({Mode::FullShard, 16, 16, Split::Out});
+  plan.gather_bytes = 1;
+  const EquivalenceClasses classes = find_equivalence_classes(planner.model(), request);
+  const auto where = find_places(planner.model(), classes);
+  int64_t plans = 0;
+  every_plan(planner.model(), classes, [&](const Decision& decision) {
+    PlainPlan same = plain_plan(decision, where, plan.batch);
+    if (!(same.choices == plan.choices)) return;
+    const Step step = planner.player().step(plan, planner.units(plan));
+    const auto phases = phase_bytes(planner.model(), request, classes, decision, plan.batch);
+    CHECK(std::max(phases[0], phases[1]) * 100 >= planner.player().largest_peak(step) * 99);
+    const Step ahead = planner.player().step(same, planner.units(same));
+    CHECK(step_ps(classes, decision, plan.batch) * 100 >= planner.player().play(ahead).step_ps * 99);
+    ++plans;
+  });
+  CHECK(plans == 1);
+}
+
 }  // namespace
 
 // Another seed than the suite's may be given: `for s in $(seq 200); do ./test_step_bound $s; done`.
 int main(int argc, char** argv) {
   Random dice(argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 5);
+  check_slices(true), check_slices(false);
   Worst worst;
   for (int n = 0; n < 6000 && failures == 0; ++n) check_problem(dice, worst);
   if (argc == 1) CHECK(worst.tight > worst.plans / 50);  // enough of them that the bound is sharp

@@ -146,15 +146,16 @@ class Bound {
             (in_forward(gathered) + in_backward(Kind::Reduction, links_.reduce(sent, Mode::FullShard))) +
         static_cast<double>(reads_again) * in_backward(Kind::Gather, gathered);
     const int64_t beside = sent_ - (weight.trainable ? weight.reduce_bytes() : 0);
+    const Seconds others = links_.all_reduce(beside),
+                  replicated = links_.all_reduce((c.granularity - c.sharded_slices) * sent);
     const double whole =
-        (in_backward(Kind::Reduction, links_.all_reduce(beside)) +
-         in_backward(Kind::Reduction, links_.all_reduce((c.granularity - c.sharded_slices) * sent))) /
-        micro_batches();
+        (in_backward(Kind::Reduction, others) + in_backward(Kind::Reduction, replicated)) / micro_batches();
     if (table_comes_first(op_)) {
       // Nothing runs beside its transfers but the look-ups, which no bound counts then.
       const double ends =
           alone(forward_share(), Kind::Gather, gathered) + last(links_.reduce(sent, Mode::FullShard));
-      return static_cast<double>(c.sharded_slices) * (of_slice + ends) + whole;
+      return static_cast<double>(c.sharded_slices) * (of_slice + ends) + whole +
+             last(replicated) / micro_batches();
     }
     // A third of the launches is in forward, and once more in recomputation.
     const double launch = longer_in_slices_s(op_, request_.space, c.granularity) / 3;

@@ -152,12 +152,19 @@ class Columns {
       const int64_t made_here =
           op_.places > 1 ? 0 : updated();  // a tied weight's is made by a later operator
       const int64_t made = made_here + (weight().trainable ? std::max(slice_gathered(), slice_sent()) : 0);
-      // The backward of a look-up gathers no slice.
-      return std::max<int64_t>(0, made - cast_bytes()) + (op_.look_ups > 0 ? 0 : slice_gathered());
+      const bool looks_up = op_.look_ups > 0;  // the backward of a look-up gathers no slice
+      return std::max<int64_t>(0, made - cast_bytes()) + (looks_up ? 0 : slice_gathered()) +
+             (looks_up || request_.space.streams ? leaving() : 0);
     }
     const int64_t made_or_sent = std::max(made(), sent());
     const bool there_anyway = traits(choice_.mode).kept || (recompute_ == Recompute::Hold && held() > 0);
     return made_or_sent + (there_anyway ? 0 : gathered());
+  }
+  // While a slice's gradient is made, that of the one before it is being reduced, into this rank's part.
+  int64_t leaving() const {
+    if (slices() < 2 || slice_sent() == 0) return 0;
+    const bool takes_time = CollectiveCosts(device_).reduce(slice_sent(), choice_.mode).seconds() * 1e12 >= 1;
+    return takes_time ? std::max(slice_gathered(), slice_sent()) + divided(slice_sent(), device_.ranks) : 0;
   }
   // With Recompute::Hold, from the recomputation to the backward.
   int64_t held() const {

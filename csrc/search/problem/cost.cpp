@@ -11,7 +11,8 @@
 namespace osdp::search {
 namespace {
 
-constexpr int64_t kMostAhead = 16;  // units gathered ahead: simulate/runtime_rules.hpp
+constexpr int64_t kMostAhead = 16;       // units gathered ahead: simulate/runtime_rules.hpp
+constexpr double kLeastSeconds = 1e-12;  // of a simulated collective
 
 int64_t ceil_div(int64_t n, int64_t d) { return (n + d - 1) / d; }
 
@@ -183,7 +184,8 @@ class Pricer {
 
   // Only what is in memory whatever the timing: no gradient that autograd sums over several calls, and the
   // operator's own unit, which is gathered while its backward runs, or as many of its slices as fit into the
-  // smallest budget for gathering. The last one may be gathered before the gradient of a slice is made.
+  // smallest budget for gathering. The last one may be gathered before the gradient of a slice is made. The
+  // gradient of the slice before it is still being reduced then, but where its gather waits for that.
   Candidate certain(Candidate c) const {
     const bool sharded = traits(c.mode).sharded, split = c.granularity > 1, kept = traits(c.mode).kept;
     if (!sharded || split) {  // a replicated gradient is in the compute dtype until its bucket has copied it
@@ -194,14 +196,27 @@ class Pricer {
       cast = std::min(cast, c.gradient_bytes);
       c.state_bytes -= cast, c.gradient_bytes -= cast;
     }
-    if (split && op_.look_ups == 0) {  // else its own backward, which is the last, is a look-up's
+    if (split) {
       const int64_t slice = op_.tensors[op_.split_tensor].compute_bytes() / c.granularity;
       const int64_t fitting = slice == 0 ? 1 : std::max<int64_t>(1, space_.gather.least / slice);
-      c.own_bytes += slice * std::min({std::max<int64_t>(1, c.sharded_slices - 1), fitting, 1 + kMostAhead});
+      const bool looks_up = op_.look_ups > 0;  // in its own backward, which is the last
+      if (!looks_up)
+        c.own_bytes +=
+            slice * std::min({std::max<int64_t>(1, c.sharded_slices - 1), fitting, 1 + kMostAhead});
+      if (looks_up || fitting > 1 || space_.streams) c.own_bytes += leaving_bytes(c);
     } else if (sharded && !split && !kept && (recompute_ != Recompute::Hold || c.held_bytes == 0)) {
       c.own_bytes += compute_bytes_;
     }
     return c;
+  }
+
+  // A slice's gradient and the part of its mean that this rank keeps, while it is reduced.
+  int64_t leaving_bytes(const Candidate& c) const {
+    const Tensor& weight = op_.tensors[op_.split_tensor];
+    const int64_t sent = weight.trainable ? weight.reduce_bytes() / c.granularity : 0;
+    if (sent == 0 || c.sharded_slices < 2) return 0;
+    if (collectives_.reduce(c.mode).seconds(sent) < kLeastSeconds) return 0;
+    return std::max(sent, weight.compute_bytes() / c.granularity) + ceil_div(sent, device_.ranks);
   }
 
   const Operator& op_;

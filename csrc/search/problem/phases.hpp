@@ -5,7 +5,8 @@
 //   i < j  Its backward is still to come: parameters, optimizer state, parameters kept gathered
 //          (SHARD_GRAD_OP) and, unless its block is recomputed, its activations; with several micro-batches
 //          also the gradient.
-//   i = j  The same, the gradient that its backward produces, and its work (Note [Work]).
+//   i = j  The same, the gradient that its backward produces, and its work (Note [Work]). Of an operator in
+//          slices: the gradients of two of them, where the first is still being reduced whatever the timing.
 //   i <= j in the recomputed block of j: also its activations, with Recompute::Hold also the gathered
 //          parameters.
 // Each recomputed block whose backward is not over also holds its input.

@@ -99,6 +99,7 @@ struct Space {
   std::optional<StepShares> shares;  // the objective is the step bound with these shares
   bool every_latency = false;        // with shares: each operator has a latency of its own; then not a bound
   bool separate_reductions = false;  // reductions have a lane of their own
+  bool streams = false;              // memory of a reduction is freed when the host next waits for one
   std::vector<PairWeight> pairs;     // with shares; those left out weigh nothing
   int64_t most_transient_bytes = int64_t{1} << 61;  // of an option, where one of at most so many is left
   GatherRange gather;                               // with shares: of the plans that the bound is for

@@ -266,10 +266,12 @@ class OptionBound {
     }
     int64_t others = 0;
     for (const Tensor& t : op_.tensors) others += t.trainable && &t != &weight ? t.reduce_bytes() : 0;
-    sum +=
-        space_.stage.part() * (b.of_reduction(links_.all_reduce(others)) +
-                               b.of_reduction(links_.all_reduce((c.granularity - c.sharded_slices) * sent)));
-    if (looked_up_first(op_)) return sum + slices * (f.alone(gather) + b.last_reduction(reduce));
+    const Transfer replicated = links_.all_reduce((c.granularity - c.sharded_slices) * sent);
+    sum += space_.stage.part() * (b.of_reduction(links_.all_reduce(others)) + b.of_reduction(replicated));
+    if (looked_up_first(op_)) {
+      return sum + slices * (f.alone(gather) + b.last_reduction(reduce)) +
+             space_.stage.part() * b.last_reduction(replicated);
+    }
     // A third of the launches is in forward, and again in recomputation.
     const double launches = slices_s(op_, space_, c.granularity);
     return sum + launches * (f.x / 3 + b.x * (again ? 1.0 : 2.0 / 3));

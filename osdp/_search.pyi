@@ -28,6 +28,7 @@ __all__: list[str] = [
     "Model",
     "OBJECTIVES",
     "Operator",
+    "OptimizerState",
     "PassEvent",
     "Place",
     "Plan",
@@ -92,6 +93,7 @@ class Tensor:
         shardable: bool,
         compute_row_bytes: typing.SupportsInt | typing.SupportsIndex = 0,
         reduce_row_bytes: typing.SupportsInt | typing.SupportsIndex = 0,
+        item_bytes: typing.SupportsInt | typing.SupportsIndex = 4,
     ) -> None: ...
 
 class Operator:
@@ -261,6 +263,18 @@ class Batch:
     @property
     def size(self) -> int: ...
 
+class OptimizerState:
+    """
+    What an optimizer keeps of a tensor, in bytes.
+    """
+    def __init__(
+        self,
+        copies: typing.SupportsInt | typing.SupportsIndex,
+        per_256: typing.SupportsInt | typing.SupportsIndex = 0,
+        small: typing.SupportsInt | typing.SupportsIndex = 0,
+        small_item: typing.SupportsInt | typing.SupportsIndex = 0,
+    ) -> None: ...
+
 class Request:
     """
     What is searched for; without `batches`, every size that fits.
@@ -272,7 +286,7 @@ class Request:
         paper: bool,
         modes: collections.abc.Sequence[str],
         granularities: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-        optimizer_bytes_per_parameter_byte: typing.SupportsInt | typing.SupportsIndex,
+        optimizer: OptimizerState,
         bucket_bytes: typing.SupportsInt | typing.SupportsIndex,
         slice_overhead_s: typing.SupportsFloat | typing.SupportsIndex,
         recompute: collections.abc.Sequence[str],

@@ -12,7 +12,7 @@ from osdp.plan.parallel_plan import SCHEDULES
 from osdp.plan.precisions import PRECISIONS
 from osdp.plan.searched import COSTS, METHODS, OBJECTIVES
 from osdp.planning.arguments import DEFAULT_HARDWARE
-from osdp.planning.core_inputs import OPTIMIZER_STATE
+from osdp.planning.optimizer_states import OPTIMIZERS
 from osdp.version import __version__
 
 _PLAN = "a plan file; - reads standard input"
@@ -101,7 +101,7 @@ def _search(subparsers: argparse._SubParsersAction[Parser]) -> None:
         help="samples per rank; auto: the best size; default: the sample's, and auto with --description",
     )
     search.add_argument("--global-batch-size", type=int, metavar="N", help="samples per step over all ranks")
-    search.add_argument("--optimizer", choices=tuple(OPTIMIZER_STATE), help="default: adamw")
+    search.add_argument("--optimizer", choices=tuple(OPTIMIZERS), help="default: adamw")
     search.add_argument("--precision", choices=tuple(PRECISIONS), help="default: fp32")
     search.add_argument("--cost", choices=COSTS, help="cost model; default: osdp")
     search.add_argument(

@@ -20,7 +20,7 @@ from osdp.sharding.separate_parts import SeparateParts
 def searched_plan(module: nn.Module, options: Options, separate: SeparateParts) -> Plan:
     """Rank 0's plan for `options.sample`, on every rank. Collective. The limit is what `separate`, the parts that are not
     in the plan, leave of `options.memory` on the rank where they hold most."""
-    from osdp.planning.core_inputs import OPTIMIZER_STATE
+    from osdp.planning.optimizer_states import OPTIMIZERS, OptimizerState
     from osdp.planning.search import search
 
     assert options.sample is not None
@@ -32,8 +32,8 @@ def searched_plan(module: nn.Module, options: Options, separate: SeparateParts) 
     group, grid = model_ranks(options.process_group, options.device_mesh)
     together = Together(group, "the search for a plan")
     # An unknown optimizer is refused by search().
-    states = OPTIMIZER_STATE.get(str(told.get("optimizer", "adamw")), 0)
-    held = max(together.all(separate.resting_bytes(states)))
+    optimizer = OPTIMIZERS.get(str(told.get("optimizer", "adamw")), OptimizerState())
+    held = max(together.all(separate.resting_bytes(optimizer.bytes)))
     hosts = told.pop("hosts", None) or _hosts(together, grid, options.ranks_per_host)
 
     def found() -> str:

@@ -19,9 +19,7 @@ from osdp.plan.unit_grouping import BUCKET_BYTES, places_of
 from osdp.plan.whole_operators import whole_operators
 from osdp.planning.device_memory import Term, memory_terms
 from osdp.planning.kernel_times import operator_s, slices_s
-
-# Optimizer state, in units of the parameters' bytes.
-OPTIMIZER_STATE = {"adamw": 2, "adam": 2, "sgd": 0, "sgd-momentum": 1, "rmsprop": 1, "adagrad": 1}
+from osdp.planning.optimizer_states import OPTIMIZERS, OptimizerState, optimizer_state
 
 # Each additional slice of a split operator adds three matrix products to a step (forward, gradient of the
 # input, gradient of the weight); launching one takes about 5 us on both CPUs and GPUs.
@@ -91,13 +89,12 @@ def beside_tensors(
     stage: Stage | None = None,
 ) -> tuple[Term, ...]:
     """Memory that a rank's device holds besides tensors in every phase: `osdp.planning.device_memory`."""
-    state = OPTIMIZER_STATE.get(optimizer, 0)
     return memory_terms(
         description,
         hardware,
         ranks=ranks,
         hosts=hosts,
-        state=state,
+        state=OPTIMIZERS.get(optimizer, OptimizerState()).kept_tensors,
         separate_reductions=separate_reductions,
         other_groups=0 if stage is None else (stage.tensor_parallel > 1) + (stage.stages > 1),
     )
@@ -114,8 +111,6 @@ def make_request(
     cost: str,
 ) -> _search.Request:
     """The search request, without limit and batches."""
-    if optimizer not in OPTIMIZER_STATE:
-        raise InvalidProblemError(f"optimizer must be one of {', '.join(OPTIMIZER_STATE)}, got {optimizer!r}")
     hosts = searched.hosts
     # If links between hosts were not measured, all links are assumed to be alike.
     between = hardware.between_hosts or Collective(0.0, 0.0)
@@ -138,7 +133,7 @@ def make_request(
         paper=cost == "paper",
         modes=list(searched.modes),
         granularities=list(searched.granularity),
-        optimizer_bytes_per_parameter_byte=OPTIMIZER_STATE[optimizer],
+        optimizer=optimizer_state(optimizer).core(),
         bucket_bytes=BUCKET_BYTES,
         slice_overhead_s=SLICE_OVERHEAD_S if cost == "osdp" else 0.0,
         recompute=list(searched.checkpoint),
@@ -293,6 +288,7 @@ def _tensor(p: Parameter, precision: str, whole: bool) -> _search.Tensor:
         shardable=len(p.shape) > 0 and not whole,
         compute_row_bytes=per_row * compute,
         reduce_row_bytes=per_row * reduce,
+        item_bytes=itemsize(p.dtype),
     )
 
 

@@ -160,8 +160,9 @@ def search(
         where a model and its sample are given, and "auto" for a description or with `global_batch_size`.
     global_batch_size: samples of one step over all ranks. The batch size per rank must divide global / world_size, and
         gradients are accumulated over the remaining factor.
-    optimizer: determines the bytes of optimizer state per parameter: "adamw", "adam", "sgd", "sgd-momentum", "rmsprop"
-        or "adagrad".
+    optimizer: determines the bytes of optimizer state per parameter: "adamw", "adam", "sgd", "sgd-momentum", "lion",
+        "rmsprop" or "adagrad"; with moments in bfloat16 "adamw-bf16", "sgd-momentum-bf16" or "lion-bf16", quantised
+        "adamw-8bit", "sgd-momentum-8bit" or "lion-8bit" (docs/search.md has the bytes of each).
     precision: "fp32", or "tf32" (fp32 products in TF32): everything has the model's dtypes. "bf16", "fp16",
         "bf16-reduce-fp32", "fp16-reduce-fp32": parameters are gathered and computed with, and gradients averaged, in
         these dtypes; the dtypes of parameters and optimizer state do not change (docs/precision.md).

@@ -16,7 +16,7 @@ nested_models.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 
@@ -43,7 +43,7 @@ class SeparateParts:
         self._places: list[tuple[nn.Module, str, nn.Module]] = []
         self._stand_ins: dict[nn.Module, StandIn] = {}
         # Tensor by id: bytes on the device, whether it is trained.
-        self._held: dict[int, tuple[int, bool]] = {}
+        self._held: dict[int, tuple[int, int, bool]] = {}
         if not sharded_models() or not dist.is_initialized():
             return
         self._ranks = dist.get_process_group_ranks(group)
@@ -65,7 +65,7 @@ class SeparateParts:
             part = unwrapped(child)
             for tensor in (*part.parameters(), *part.buffers()):
                 if tensor.device == runtime_of(part).device:  # else it is offloaded
-                    self._held[id(tensor)] = tensor.nbytes, tensor.requires_grad
+                    self._held[id(tensor)] = tensor.nbytes, tensor.element_size(), tensor.requires_grad
             parent._modules[key] = self._stand_ins.setdefault(part, StandIn(part))
         return self
 
@@ -77,10 +77,11 @@ class SeparateParts:
             if error is None and (sharded := sharded_of(child)) is not None:
                 sharded.runtime.part = True
 
-    def resting_bytes(self, states: int) -> int:
-        """Bytes of this rank's rows of the parts, of their gradients, and of an optimizer's states that take `states` times
-        the bytes of the rows. Full parameters, which a part has while it computes, do not count."""
-        return sum(size * (1 + (1 + states) * trained) for size, trained in self._held.values())
+    def resting_bytes(self, state: Callable[[int, int], int]) -> int:
+        """Bytes of this rank's rows of the parts, of their gradients, and of an optimizer's `state`, of the rows' bytes and
+        those of an element. Full parameters, which a part has while it computes, do not count."""
+        held = self._held.values()
+        return sum(size + (size + state(size, item) if trained else 0) for size, item, trained in held)
 
     @contextmanager
     def readable(self) -> Iterator[None]:

@@ -126,7 +126,8 @@ inline Request random_request(Random& r) {
   request.space.modes = {Mode::NoShard, Mode::FullShard};
   if (r() % 2 == 0) request.space.modes.push_back(Mode::ShardGradOp);
   if (r() % 2 == 0) request.space.granularities = {2};
-  request.space.optimizer_bytes_per_parameter_byte = draw(r, 0, 2);
+  request.space.optimizer.copies = draw(r, 0, 2);
+  if (r() % 3 == 0) request.space.optimizer = {0, draw(r, 0, 1024), draw(r, 0, 12), 8};
   request.space.bucket_bytes = draw(r, 1, 100);
   request.space.slice_overhead_s = 1e-9 * static_cast<double>(draw(r, 0, 10));
   static const std::vector<std::vector<Recompute>> ways{

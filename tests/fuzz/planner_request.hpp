@@ -128,7 +128,8 @@ inline Request draw_request(Draws& d) {
     if (!d.flip(3)) r.space.modes.push_back(static_cast<Mode>(d.flip(40) ? d.code(4) : mode));
   }
   for (uint64_t n = d.below(3); n > 0; --n) r.space.granularities.push_back(d.number(1, 4));
-  r.space.optimizer_bytes_per_parameter_byte = d.number(0, 2);
+  r.space.optimizer.copies = d.number(0, 2);
+  if (d.flip()) r.space.optimizer = {d.number(0, 1), d.number(0, 1024), d.number(0, 12), d.number(0, 8)};
   r.space.bucket_bytes = d.number(1, 200);
   r.space.slice_overhead_s = d.real(1e-9, 10);
   r.limit_bytes = d.number(0, 4000);

@@ -23,11 +23,12 @@ namespace {
 void bind_model(py::module_& m) {
   py::class_<Tensor>(m, "Tensor", "A parameter: `rows` of `row_bytes` each.")
       .def(py::init([](int64_t rows, int64_t row_bytes, bool trainable, bool shardable,
-                       int64_t compute_row_bytes, int64_t reduce_row_bytes) {
-             return Tensor{rows, row_bytes, trainable, shardable, compute_row_bytes, reduce_row_bytes};
+                       int64_t compute_row_bytes, int64_t reduce_row_bytes, int64_t item_bytes) {
+             return Tensor{rows,      row_bytes, trainable, shardable, compute_row_bytes, reduce_row_bytes,
+                           item_bytes};
            }),
            py::kw_only(), "rows"_a, "row_bytes"_a, "trainable"_a, "shardable"_a, "compute_row_bytes"_a = 0,
-           "reduce_row_bytes"_a = 0);
+           "reduce_row_bytes"_a = 0, "item_bytes"_a = 4);
   py::class_<Operator>(m, "Operator")
       .def(py::init<>())
       .def_readwrite("name", &Operator::name)
@@ -98,28 +99,32 @@ void bind_request(py::module_& m) {
       .def_readonly("size", &Batch::size)
       .def_readonly("accumulation", &Batch::accumulation)
       .def("samples", &Batch::samples);
-  py::class_<Request>(m, "Request", "What is searched for; without `batches`, every size that fits.")
-      .def(py::init([](const Device& device, bool paper, std::vector<osdp::Mode> modes,
-                       std::vector<int64_t> granularities, int64_t optimizer_bytes_per_parameter_byte,
-                       int64_t bucket_bytes, double slice_overhead_s, std::vector<osdp::Recompute> recompute,
-                       bool find_smallest, bool depth_first, bool smallest_first, int64_t in_flight,
-                       int64_t stage_micro_batches) {
-             Request r;
-             r.device = device;
-             r.space.cost = paper ? Cost::Paper : Cost::Osdp;
-             r.space.modes = std::move(modes), r.space.granularities = std::move(granularities);
-             r.space.optimizer_bytes_per_parameter_byte = optimizer_bytes_per_parameter_byte;
-             r.space.bucket_bytes = bucket_bytes, r.space.slice_overhead_s = slice_overhead_s;
-             r.recompute = std::move(recompute);
-             r.find_smallest = find_smallest;
-             r.depth_first = depth_first, r.smallest_first = smallest_first;
-             r.space.stage = {in_flight, stage_micro_batches};
-             return r;
+  py::class_<OptimizerState>(m, "OptimizerState", "What an optimizer keeps of a tensor, in bytes.")
+      .def(py::init([](int64_t copies, int64_t per_256, int64_t small, int64_t small_item) {
+             return OptimizerState{copies, per_256, small, small_item};
            }),
-           py::kw_only(), "device"_a, "paper"_a, "modes"_a, "granularities"_a,
-           "optimizer_bytes_per_parameter_byte"_a, "bucket_bytes"_a, "slice_overhead_s"_a, "recompute"_a,
-           "find_smallest"_a = false, "depth_first"_a, "smallest_first"_a, "in_flight"_a = 1,
-           "stage_micro_batches"_a = 0)
+           "copies"_a, "per_256"_a = 0, "small"_a = 0, "small_item"_a = 0);
+  py::class_<Request>(m, "Request", "What is searched for; without `batches`, every size that fits.")
+      .def(
+          py::init([](const Device& device, bool paper, std::vector<osdp::Mode> modes,
+                      std::vector<int64_t> granularities, OptimizerState optimizer, int64_t bucket_bytes,
+                      double slice_overhead_s, std::vector<osdp::Recompute> recompute, bool find_smallest,
+                      bool depth_first, bool smallest_first, int64_t in_flight, int64_t stage_micro_batches) {
+            Request r;
+            r.device = device;
+            r.space.cost = paper ? Cost::Paper : Cost::Osdp;
+            r.space.modes = std::move(modes), r.space.granularities = std::move(granularities);
+            r.space.optimizer = optimizer;
+            r.space.bucket_bytes = bucket_bytes, r.space.slice_overhead_s = slice_overhead_s;
+            r.recompute = std::move(recompute);
+            r.find_smallest = find_smallest;
+            r.depth_first = depth_first, r.smallest_first = smallest_first;
+            r.space.stage = {in_flight, stage_micro_batches};
+            return r;
+          }),
+          py::kw_only(), "device"_a, "paper"_a, "modes"_a, "granularities"_a, "optimizer"_a, "bucket_bytes"_a,
+          "slice_overhead_s"_a, "recompute"_a, "find_smallest"_a = false, "depth_first"_a, "smallest_first"_a,
+          "in_flight"_a = 1, "stage_micro_batches"_a = 0)
       .def_readonly("device", &Request::device)
       .def_readwrite("limit_bytes", &Request::limit_bytes)
       .def_readwrite("batches", &Request::batches);

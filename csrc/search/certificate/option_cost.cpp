@@ -31,7 +31,7 @@ class Columns {
   OptionCost cost() const {
     OptionCost c;
     c.choice = choice_;
-    c.state_bytes = sum([&](const Tensor& t) { return copies(t) * on_rank(t) + working_copy(t); });
+    c.state_bytes = sum([&](const Tensor& t) { return state(t) + working_copy(t); });
     if (paper()) {
       c.micro_batch = StepShares::kWhole * static_cast<int128>(rounded_ps(paper_s(), op_.name));
       return c;
@@ -84,8 +84,14 @@ class Columns {
   // --- memory kept on a rank
 
   // Parameter, gradient and optimizer state.
-  int64_t copies(const Tensor& t) const {
-    return t.trainable ? 2 + request_.space.optimizer_bytes_per_parameter_byte : 1;
+  int64_t state(const Tensor& t) const {
+    const int64_t bytes = on_rank(t);
+    if (!t.trainable) return bytes;
+    const OptimizerState& kept = request_.space.optimizer;
+    const int64_t elements = divided(bytes, t.item_bytes);
+    if (elements < kept.small) return 2 * bytes + kept.small_item * elements;
+    const int128 in_blocks = static_cast<int128>(elements) * kept.per_256;
+    return (2 + kept.copies) * bytes + static_cast<int64_t>((in_blocks + 255) / 256);
   }
   // A rank's part of `rows` sharded rows.
   int64_t part(int64_t rows, int64_t row_bytes) const {

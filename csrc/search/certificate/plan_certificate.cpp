@@ -36,8 +36,8 @@ std::vector<int64_t> sizes_of(const Operator& op) {
   for (const auto& [number, seconds] : op.slices_s)
     sizes.insert(sizes.end(), {number, std::bit_cast<int64_t>(seconds)});
   for (const Tensor& t : op.tensors)
-    sizes.insert(sizes.end(),
-                 {t.rows, t.row_bytes, t.trainable, t.shardable, t.compute_row_bytes, t.reduce_row_bytes});
+    sizes.insert(sizes.end(), {t.rows, t.row_bytes, t.trainable, t.shardable, t.compute_row_bytes,
+                               t.reduce_row_bytes, t.item_bytes});
   return sizes;
 }
 

@@ -16,6 +16,12 @@ constexpr double kLeastSeconds = 1e-12;  // of a simulated collective
 
 int64_t ceil_div(int64_t n, int64_t d) { return (n + d - 1) / d; }
 
+int64_t optimizer_bytes(const OptimizerState& kept, const Tensor& t, int64_t bytes) {
+  const int64_t elements = ceil_div(bytes, t.item_bytes), blocks = elements / 256, rest = elements % 256;
+  if (elements < kept.small) return elements * kept.small_item;
+  return kept.copies * bytes + blocks * kept.per_256 + ceil_div(rest * kept.per_256, 256);
+}
+
 // Costs of one operator; times are in seconds until finish() converts them.
 class Pricer {
  public:
@@ -38,7 +44,7 @@ class Pricer {
 
   Candidate no_shard() const {
     Candidate c;
-    for (const Tensor& t : op_.tensors) c.state_bytes += t.bytes() * copies(t) + t.copy_bytes();
+    for (const Tensor& t : op_.tensors) c.state_bytes += state(t, t.bytes()) + t.copy_bytes();
     c.gradient_bytes = c.whole_gradient_bytes = c.own_bytes = trainable_bytes_;
     // The sum that autograd keeps and, while another call's gradient is added to it, the new sum.
     if (again() && sum_is_peak()) c.gathered_bytes = 2 * compute_gradient_bytes_;
@@ -94,10 +100,10 @@ class Pricer {
     int64_t updated = sharded * held(slice, device_.ranks) + whole, kept_whole = whole;
     int64_t reduced = (granularity - sharded) * sent;
     if (!weight.trainable) updated = kept_whole = reduced = 0;
-    c.state_bytes = (sharded * held(slice, device_.ranks) + whole) * copies(weight);
+    c.state_bytes = state(weight, sharded * held(slice, device_.ranks) + whole);
     for (const Tensor& t : op_.tensors) {
       if (&t == &weight) continue;
-      c.state_bytes += t.bytes() * copies(t) + t.copy_bytes();
+      c.state_bytes += state(t, t.bytes()) + t.copy_bytes();
       if (t.trainable) updated += t.bytes(), kept_whole += t.bytes(), reduced += t.reduce_bytes();
     }
     c.gradient_bytes = updated, c.whole_gradient_bytes = kept_whole;
@@ -125,9 +131,9 @@ class Pricer {
   bool kept_throughout(Mode mode) const {
     return traits(mode).kept && space_.stage.micro_batches > 1 && device_.ranks > 1;
   }
-  // Parameter, gradient and optimizer state, in units of the parameter's bytes.
-  int64_t copies(const Tensor& t) const {
-    return t.trainable ? 2 + space_.optimizer_bytes_per_parameter_byte : 1;
+  // Parameter, gradient and optimizer state of `bytes` of a tensor.
+  int64_t state(const Tensor& t, int64_t bytes) const {
+    return t.trainable ? 2 * bytes + optimizer_bytes(space_.optimizer, t, bytes) : bytes;
   }
   // The bytes of a sharded tensor on the rank that holds most of it, of `ranks` ranks.
   int64_t held(const Tensor& t, int64_t ranks) const {
@@ -159,7 +165,7 @@ class Pricer {
   int64_t add_sharded(Candidate& c, int64_t ranks) const {
     int64_t updated = 0;
     for (const Tensor& t : op_.tensors) {
-      c.state_bytes += held(t, ranks) * copies(t);
+      c.state_bytes += state(t, held(t, ranks));
       if (t.trainable) updated += held(t, ranks);
     }
     c.gradient_bytes = updated;

@@ -44,8 +44,8 @@ std::vector<int64_t> signature(const Operator& op, bool positions, bool pairs) {
   for (const auto& [slices, seconds] : op.slices_s)
     key.insert(key.end(), {slices, picoseconds(seconds, "operator", op.name)});
   for (const Tensor& t : op.tensors) {
-    key.insert(key.end(),
-               {t.rows, t.row_bytes, t.trainable, t.shardable, t.compute_row_bytes, t.reduce_row_bytes});
+    key.insert(key.end(), {t.rows, t.row_bytes, t.trainable, t.shardable, t.compute_row_bytes,
+                           t.reduce_row_bytes, t.item_bytes});
   }
   return key;
 }

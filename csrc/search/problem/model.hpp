@@ -17,6 +17,7 @@ struct Tensor {
   // Mixed precision: bytes of a row in the dtype of gathering and computation, and of its gradient in the
   // dtype of averaging. 0: the same as row_bytes.
   int64_t compute_row_bytes = 0, reduce_row_bytes = 0;
+  int64_t item_bytes = 4;  // of an element as stored
   int64_t bytes() const { return rows * row_bytes; }
   int64_t compute_bytes() const { return rows * (compute_row_bytes ? compute_row_bytes : row_bytes); }
   int64_t reduce_bytes() const { return rows * (reduce_row_bytes ? reduce_row_bytes : row_bytes); }

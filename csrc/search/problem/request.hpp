@@ -88,15 +88,23 @@ struct PipelineStage {
   double part() const { return once() ? 1 / static_cast<double>(micro_batches) : 1; }
 };
 
+// What an optimizer keeps of a tensor, in bytes: `copies` as large as the tensor itself (moments of its
+// dtype), and `per_256` for every 256 elements (moments of another dtype, and their scales); of a tensor that
+// has fewer than `small` elements on a rank `small_item` for each element instead. AdamW: two moments.
+struct OptimizerState {
+  int64_t copies = 2, per_256 = 0, small = 0, small_item = 0;
+  bool operator==(const OptimizerState&) const = default;
+};
+
 // The search space, and properties of the training step.
 struct Space {
   Cost cost = Cost::Osdp;
   std::vector<Mode> modes;
-  std::vector<int64_t> granularities;              // > 1; only divisors of the operator's dimension are tried
-  int64_t optimizer_bytes_per_parameter_byte = 2;  // AdamW: two moments
-  int64_t bucket_bytes = int64_t{4} << 20;         // NO_SHARD gradients reduced together
-  double slice_overhead_s = 0;       // of each slice after the first of a split operator, per step
-  std::optional<StepShares> shares;  // the objective is the step bound with these shares
+  std::vector<int64_t> granularities;  // > 1; only divisors of the operator's dimension are tried
+  OptimizerState optimizer;
+  int64_t bucket_bytes = int64_t{4} << 20;  // NO_SHARD gradients reduced together
+  double slice_overhead_s = 0;              // of each slice after the first of a split operator, per step
+  std::optional<StepShares> shares;         // the objective is the step bound with these shares
   bool every_latency = false;        // with shares: each operator has a latency of its own; then not a bound
   bool separate_reductions = false;  // reductions have a lane of their own
   bool streams = false;              // memory of a reduction is freed when the host next waits for one

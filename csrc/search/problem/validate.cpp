@@ -53,6 +53,8 @@ void validate(const Operator& op) {
     const int64_t widest = std::max({t.row_bytes, t.compute_row_bytes, t.reduce_row_bytes});
     if (std::min({t.rows, t.row_bytes, t.compute_row_bytes, t.reduce_row_bytes}) < 0)
       refuse("a parameter of negative size");
+    if (t.item_bytes < 1 || t.item_bytes > 64)
+      refuse("elements of " + std::to_string(t.item_bytes) + " bytes");
     const int128 bytes = static_cast<int128>(t.rows) * widest;
     if (t.rows > kMostBytes || widest > kMostBytes || bytes > kMostBytes)
       refuse("a parameter of more than 2^50 bytes");
@@ -150,8 +152,11 @@ void validate(const Space& space) {
   if (space.modes.empty()) throw InvalidProblem("no mode is allowed");
   codes(space.modes, kModes.size(), "modes");
   for (int64_t g : space.granularities) within(g, 1, 4096, "a granularity");
-  within(space.optimizer_bytes_per_parameter_byte, 0, 64,
-         "the optimizer's state in bytes per byte of parameters");
+  const OptimizerState& optimizer = space.optimizer;
+  within(optimizer.copies, 0, 32, "copies of parameters in the optimizer's state");
+  within(optimizer.per_256, 0, 32 * 256, "the optimizer's bytes for 256 elements");
+  within(optimizer.small, 0, kMostBytes, "elements of a small tensor");
+  within(optimizer.small_item, 0, 32, "the optimizer's bytes for an element of a small tensor");
   within(space.bucket_bytes, 1, kMostBytes, "a bucket in bytes");
   seconds(space.slice_overhead_s, "the overhead of a slice");
   within(space.stage.in_flight, 1, kMostAccumulation, "micro-batches in flight");

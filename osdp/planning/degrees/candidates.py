@@ -14,11 +14,12 @@ from osdp.errors import InvalidProblemError
 from osdp.hardware.hardware import Hardware
 from osdp.plan.parallel_plan import RuledOut
 from osdp.plan.stage import OperatorCollectives
-from osdp.planning.core_inputs import compute_s, computing_dtypes, make_model, signature
+from osdp.planning.core_inputs import compute_s, computing_dtypes, itemsize, make_model, signature
 from osdp.planning.degrees.chain import Chain, with_end_last
 from osdp.planning.degrees.collectives import collectives_of
 from osdp.planning.degrees.layout import Degrees, Layout
 from osdp.planning.degrees.local_operators import LocalOperators
+from osdp.planning.optimizer_states import OptimizerState
 from osdp.planning.search_problem import SearchProblem
 
 
@@ -110,13 +111,17 @@ class Sharing:
             self._manner = dataclasses.replace(problem, description=self.chain.description).manner()
         return self._manner
 
-    def least_bytes(self, degrees: Degrees, batch: int, micro_batches: int, optimizer_state: int) -> int:
+    def least_bytes(self, degrees: Degrees, batch: int, micro_batches: int, optimizer: OptimizerState) -> int:
         """About what a stage of an even cut holds if everything is sharded and recomputed: state, the inputs of blocks for
         the mean of micro-batches in flight, and one block's activations."""
         d, p = self.chain.description, degrees.pipeline
-        state = d.parameter_bytes * (2 + optimizer_state) // (degrees.data * p)
+        state = (2 * d.parameter_bytes + self._optimizer_bytes(optimizer)) // (degrees.data * p)
         flight = sum(min(micro_batches, p - i) for i in range(p)) / p
         return state + round(batch * (flight * self._inputs / p + self._largest))
+
+    def _optimizer_bytes(self, optimizer: OptimizerState) -> int:
+        parameters = (p for o in self.chain.description.operators for p in o.parameters if p.trainable)
+        return sum(optimizer.bytes(p.elements * itemsize(p.dtype), itemsize(p.dtype)) for p in parameters)
 
     @cached_property
     def _inputs(self) -> int:
@@ -172,7 +177,7 @@ def candidates_of(
     global_batch: int,
     batch: int | None,
     limit: int,
-    optimizer_state: int,
+    optimizer: OptimizerState,
     out: list[RuledOut],
 ) -> list[Candidate]:
     """With every micro-batch that is possible; adds to `out` what is not."""
@@ -197,7 +202,7 @@ def candidates_of(
         if share % size:
             no(f"micro-batches of {size} do not divide a replica's {share} samples", size)
             continue
-        held = sharing.least_bytes(degrees, size, share // size, optimizer_state)
+        held = sharing.least_bytes(degrees, size, share // size, optimizer)
         if held > FAR_OVER * limit:
             no(f"{LARGE} {format_bytes(held)}, if all of it is sharded and recomputed", size)
             continue

@@ -10,7 +10,6 @@ from osdp.description.model_description import ModelDescription
 from osdp.errors import InfeasibleError, InvalidProblemError
 from osdp.hardware.hardware import Hardware
 from osdp.plan.parallel_plan import ParallelPlan, RuledOut, StagePlan
-from osdp.planning.core_inputs import OPTIMIZER_STATE
 from osdp.planning.degrees.alternatives import Alternatives
 from osdp.planning.degrees.candidates import (
     LARGE,
@@ -23,6 +22,7 @@ from osdp.planning.degrees.candidates import (
 from osdp.planning.degrees.cuts import CutPipeline
 from osdp.planning.degrees.pipelines import EVERY_MODE, EVERY_WAY, CandidatePipelines
 from osdp.planning.degrees.stage_search import Effort, Manner
+from osdp.planning.optimizer_states import optimizer_state
 
 # Note [The search over degrees]
 # 1. Every (tensor, pipeline, data) that divides the ranks, keeps tensor parallelism inside a host and can be cut, with every
@@ -92,7 +92,7 @@ class Search:
                     self.global_batch,
                     self.batch,
                     self.manner.limit_bytes,
-                    OPTIMIZER_STATE[self.manner.optimizer],
+                    optimizer_state(self.manner.optimizer),
                     self.ruled_out,
                 )
         return sorted(found, key=lambda c: (c.bound_s, c.degrees.tensor, c.degrees.pipeline, -c.batch))

@@ -21,7 +21,7 @@ from osdp.hardware.hardware import Hardware, known_machines
 from osdp.plan.parallel_plan import ParallelPlan
 from osdp.plan.plan import Plan
 from osdp.planning.arguments import DEFAULT_HARDWARE
-from osdp.planning.core_inputs import OPTIMIZER_STATE
+from osdp.planning.optimizer_states import OPTIMIZERS
 
 MODELS = """
 import torch
@@ -71,7 +71,7 @@ def test_help_tells_what_every_option_can_be(capsys: pytest.CaptureFixture[str])
     assert caught.value.code == 0
     told = "".join(capsys.readouterr().out.split())  # argparse breaks lines within names
     choices = (
-        *OPTIMIZER_STATE,
+        *OPTIMIZERS,
         "bf16-reduce-fp32",
         "dfs-smallest-first",
         "paper",

@@ -127,6 +127,13 @@ void wrap_parameters(rt::Runtime& runtime, const std::vector<Given>& given) {
   });
 }
 
+void on_pass(rt::Runtime& runtime, py::object place) {
+  runtime.wrapped_parameters().on_pass([place = held(std::move(place))](bool begins) {
+    const py::gil_scoped_acquire gil;
+    (*place)(begins);
+  });
+}
+
 }  // namespace
 
 void bind_wrapped_parameters(py::class_<rt::Runtime, std::shared_ptr<rt::Runtime>>& type) {
@@ -136,6 +143,17 @@ void bind_wrapped_parameters(py::class_<rt::Runtime, std::shared_ptr<rt::Runtime
            "parallelism]. For each: index, the inner tensor, the wrapper, its placements, a function that "
            "gives the "
            "local part of a gradient in other placements, and the places (parameters, key).");
+  type.def("on_pass", &on_pass, py::arg("place"),
+           "From now on `place` is called with True when a pass has shown its parameters in full, and with "
+           "False when they show this rank's part again.");
+  type.def_static(
+      "share_version",
+      [](const at::Tensor& tensor, const at::Tensor& source) {
+        torch::autograd::impl::set_version_counter(tensor, torch::autograd::impl::version_counter(source));
+      },
+      py::arg("tensor"), py::arg("source"),
+      "Writes to either count as writes to both: torch counts those to a wrapper of a tensor as the "
+      "wrapper's.");
 }
 
 }  // namespace osdp::bindings

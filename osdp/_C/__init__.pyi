@@ -277,6 +277,11 @@ class Runtime:
 
     part: bool
     sync: bool
+    @staticmethod
+    def share_version(tensor: torch.Tensor, source: torch.Tensor) -> None:
+        """
+        Writes to either count as writes to both: torch counts those to a wrapper of a tensor as the wrapper's.
+        """
     def __init__(
         self,
         group: str,
@@ -351,6 +356,10 @@ class Runtime:
         Reshards the units that stay gathered and have a parameter that an optimizer may step. Raises as `reshard`.
         """
     def name(self, param: typing.SupportsInt | typing.SupportsIndex) -> str: ...
+    def on_pass(self, place: typing.Any) -> None:
+        """
+        From now on `place` is called with True when a pass has shown its parameters in full, and with False when they show this rank's part again.
+        """
     def owner_of(self, tensor: torch.Tensor) -> tuple[str, bool] | None:
         """
         Name of the parameter whose memory the tensor shares, and whether it is whole; None: none of this model.

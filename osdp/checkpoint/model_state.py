@@ -12,12 +12,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from osdp.base.parameter_names import without_wrappers
+from osdp.base.tensor_parallel import local_part
 from osdp.base.warned import warn
 from osdp.checkpoint.dcp_planners import Tensors
 from osdp.checkpoint.manifest import Group, Manifest, OptimizerEntry, TensorEntry, model_key, state_key
 from osdp.checkpoint.shard_boxes import Chunk, Piece, WholePiece, chunks, elements
 from osdp.errors import FormatError, ShardingError
 from osdp.ranks.rank_group import Together
+from osdp.sharding.dtensor_parameters import shown_like
 from osdp.sharding.nested_models import refuse_parts
 from osdp.sharding.sharded_model import sharded_of
 from osdp.sharding.torch_patches.states_of_optimizers import holds_states
@@ -102,6 +104,7 @@ class State:
             for key, value in optimizer.state.get(parameter, {}).items():
                 where = f"the optimizer's state {key!r} of {name}"
                 if isinstance(value, Tensor):
+                    value = value if shown_like(parameter) is None else local_part(value)
                     tensors.setdefault(name, {})[key] = _state_entry(
                         state.layout, name, parameter, value, where
                     )
@@ -229,6 +232,10 @@ class State:
             group.update(options)
         for parameter, name in names.items():
             loaded = {**self.states.get(name, {}), **entry.values.get(name, {})}
+            wrap = shown_like(parameter)
+            if wrap is not None:
+                states = self.states.get(name, {})
+                loaded |= {key: wrap(rows) for key, rows in states.items() if rows.shape == parameter.shape}
             if loaded:
                 optimizer.state[parameter] = loaded
             else:

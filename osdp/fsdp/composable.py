@@ -16,9 +16,11 @@ from osdp.fsdp.fsdp_module import as_fsdp_module, parameters_of_unit
 from osdp.fsdp.options import Options
 from osdp.fsdp.shard import separate_parts, shard
 from osdp.plan.plan import Plan
+from osdp.sharding.dtensor_parameters import refuse_slices, show_dtensors
 from osdp.sharding.fully_shard import fully_shard as shard_by_plan
 from osdp.sharding.hybrid_mesh import GroupLike
 from osdp.sharding.parameter_settings import STAYS_IF_KEPT, change_setting
+from osdp.sharding.sharded_model import runtime_of, sharded_of
 from osdp.sharding.state_dict_form import StateDictForm
 
 
@@ -46,6 +48,7 @@ def fully_shard(
     offload_policy: object = None,
     ignored_params: Iterable[nn.Parameter] | None = None,
     dp_mesh_dims: object = None,
+    dtensor_parameters: bool | None = None,
     **options: Any,
 ) -> _Modules:
     """Shard `module` in place, and return it. Collective over the process group, or the mesh (default: all ranks).
@@ -57,8 +60,11 @@ def fully_shard(
     each becomes a unit that is gathered at its call (docs/drop-in.md describes each argument). `module` may
     be a list of modules; if they share a parameter, they are sharded when the model around them is.
     `reshard_after_forward=False` is SHARD_GRAD_OP; True, None and a number are FULL_SHARD, or HYBRID_SHARD with
-    a mesh of two dimensions. `mp_policy` and `offload_policy` are torch's objects or OSDP's. Parameters remain
-    plain tensors that hold this rank's rows; in state dicts sharded ones are DTensors.
+    a mesh of two dimensions. `mp_policy` and `offload_policy` are torch's objects or OSDP's.
+
+    `dtensor_parameters`: whether parameters are DTensors outside of forward and backward, as FSDP2's are, with DTensors as
+    gradients and optimizer states. By default they are without a plan; with one they are plain tensors that hold this
+    rank's rows, on which optimizers are faster (docs/dtensor.md). In state dicts sharded ones are DTensors in any case.
 
     Raises InvalidProblemError for unsupported arguments, and the errors of
     `osdp.sharding.fully_shard.fully_shard`.
@@ -81,7 +87,11 @@ def fully_shard(
             )
         given = Options(process_group=process_group, device_mesh=options.get("device_mesh"))
         with separate_parts(module, given), Deferred(module, given):
+            if dtensor_parameters:
+                refuse_slices(plan)
             shard_by_plan(module, plan, process_group, **options)
+            if dtensor_parameters:
+                show_dtensors(runtime_of(module))
         return module
     parts: Sequence[nn.Module] = [module] if isinstance(module, nn.Module) else module
     _refuse(parts, dp_mesh_dims, shard_placement_fn)
@@ -105,6 +115,8 @@ def fully_shard(
         else:
             shard(part, told, StateDictForm("sharded"))
         as_fsdp_module(part)
+        if dtensor_parameters is not False and (sharded := sharded_of(part)) is not None:
+            show_dtensors(sharded)
         if reshard_after_forward is False:
             change_setting(parameters_of_unit(part), STAYS_IF_KEPT, True)  # over forwards, as torch's
         wait_for_inputs(part, told)

@@ -25,6 +25,7 @@ from osdp.base.warned import warn
 from osdp.errors import InvalidProblemError, ShardingError
 from osdp.fsdp.new_dtypes import take_new_dtypes
 from osdp.fsdp.pipelining import from_schedule, refuse_split_backward, state_of, staying
+from osdp.sharding.dtensor_parameters import as_rows
 from osdp.sharding.forward_methods import part_of
 from osdp.sharding.parameter_settings import (
     GATHERS_IN_BACKWARD,
@@ -97,7 +98,8 @@ class FSDPModule(nn.Module):
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         """The original class's; what stays gathered would be stale, and other dtypes need another runtime."""
         self.reshard()
-        super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
+        with as_rows():
+            super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
         take_new_dtypes(self)
         return self
 

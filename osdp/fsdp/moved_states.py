@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from osdp.base.tensor_parallel import local_part
 from osdp.errors import DisagreementError, ShardingError
 from osdp.ranks.rank_group import Together
+from osdp.sharding.dtensor_parameters import shown_like
 from osdp.sharding.resharding import Resharding
 from osdp.sharding.sharded_model import Sharded
 from osdp.sharding.torch_patches.states_of_optimizers import known_optimizers, rows_moved
@@ -31,6 +33,8 @@ class MovedStates:
                 for key, value in state.items():
                     if not isinstance(value, Tensor) or (value.dim() == 0 and parameter.dim() > 0):
                         continue
+                    if shown_like(parameter) is not None:
+                        value = local_part(value)
                     if value.shape != parameter.shape:
                         raise ShardingError(
                             f"{type(optimizer).__name__} keeps a state {key!r} of shape "
@@ -62,5 +66,7 @@ class MovedStates:
                 continue
             value = state[key]
             assert isinstance(value, Tensor)
-            full = self.old.runtime.gather_whole(index, value)
-            state[key] = new.runtime.take_local(new.tree.index[id(parameter)], full)
+            wrap = shown_like(parameter)
+            full = self.old.runtime.gather_whole(index, value if wrap is None else local_part(value))
+            local = new.runtime.take_local(new.tree.index[id(parameter)], full)
+            state[key] = local if wrap is None else wrap(local)

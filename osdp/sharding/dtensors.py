@@ -3,6 +3,7 @@ border]."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from osdp.sharding.parameter_meshes import mesh_of
 from osdp.sharding.sharded_parameters import ShardedParameter
 
+_ROWS = "_osdp_rows"  # attribute of a DTensor: it wraps a tensor of ours itself
 _RANK = "_osdp_rank"  # attribute of a DTensor: the rank of its rows; kept when a user saves the DTensor
 
 
@@ -29,6 +31,35 @@ def as_dtensor(parameter: ShardedParameter, rows: Tensor) -> Tensor:
     )
     setattr(shown, _RANK, (parameter.rank, parameter.world))
     return shown
+
+
+def same_rows(parameter: ShardedParameter, rows: Tensor) -> Callable[[Tensor], Any]:
+    """A function that wraps tensors like `rows` as `as_dtensor` does, at once: what it wraps is the tensor itself."""
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+    spec = as_dtensor(parameter, rows)._spec  # type: ignore[attr-defined]
+    shape, strides = spec.tensor_meta.shape, spec.tensor_meta.stride
+    specs = {rows.dtype: spec}
+    make: Any = DTensor
+
+    def wrap(local: Tensor) -> Any:
+        dtype = local.dtype
+        if dtype not in specs:
+            specs[dtype] = DTensorSpec(
+                spec.mesh, spec.placements, tensor_meta=TensorMeta(shape, strides, dtype)
+            )
+        made = make(local, specs[dtype], requires_grad=False)
+        setattr(made, _ROWS, True)
+        return made
+
+    return wrap
+
+
+def within(tensor: Any) -> Tensor:
+    """What `same_rows` has wrapped; other tensors themselves, DTensors of others included."""
+    found: Tensor = tensor._local_tensor if getattr(tensor, _ROWS, False) else tensor
+    return found
 
 
 def rank_of(value: Tensor, parameter: ShardedParameter) -> tuple[int, int]:

@@ -26,6 +26,7 @@ from osdp.sharding.consistency_check import agree
 from osdp.sharding.copies import CopiedRows, copyable
 from osdp.sharding.cpu_offload import wants_offload
 from osdp.sharding.divided_split import DividedSplit
+from osdp.sharding.dtensor_parameters import show_dtensors, shows_dtensors
 from osdp.sharding.forward_methods import watch_methods
 from osdp.sharding.gathering_calls import cover_forward, route_forward
 from osdp.sharding.hybrid_mesh import GroupLike, RankGrid, agreed_grid, model_ranks
@@ -190,6 +191,8 @@ def _fully_shard(
         sharded.offload, sharded.backend_memory = offload, backend_memory
         sharded.mesh = given if isinstance(given, DeviceMesh) else None
         make_meshes(sharded)
+        if shows_dtensors(sharded.tree.known):  # of parts that were sharded before
+            show_dtensors(sharded)
     except BaseException as caught:
         unregister(model)
         leave_torch()
@@ -233,6 +236,8 @@ def _shard_copy(model: nn.Module, source: Sharded, rows: CopiedRows) -> Sharded:
     sharded.offload, sharded.backend_memory = source.offload, source.backend_memory
     sharded.mesh = source.mesh
     make_meshes(sharded)
+    if source.dtensors:
+        show_dtensors(sharded)
     _measure_rest(sharded)
     return sharded
 

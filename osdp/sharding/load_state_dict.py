@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from osdp.errors import ShardingError
+from osdp.sharding.dtensor_parameters import shown_like
 from osdp.sharding.dtensors import rows_of, rows_of_full
 from osdp.sharding.own_values import (
     full_values,
@@ -159,6 +160,7 @@ def _take_rows(
 ) -> None:
     """Give torch this rank's rows of what it is going to copy into the module's parameters."""
     runtime = sharded.runtime
+    taken: dict[str, Tensor] = {}  # key in `state` -> the parameter or buffer
     for key, tensor in (*module._parameters.items(), *module._buffers.items()):
         given = state.get(prefix + key)
         # torch's set_model_state_dict completes a full state dict by the model's own parameters.
@@ -167,7 +169,9 @@ def _take_rows(
         if not sharded.tree.is_sharded(tensor) or runtime.summoned:
             # It was sharded when saved, but is not sharded here: another plan, or not sharded yet.
             if isinstance(given, DTensor) and not isinstance(tensor, DTensor):
-                state[prefix + key] = given.full_tensor()
+                state[prefix + key] = given = given.full_tensor()
+            if not sharded.tree.is_sharded(tensor) and given.shape == tensor.shape:
+                taken[prefix + key] = tensor
             continue
         if sharded.form.kind == "local":
             continue  # local rows on both sides; torch compares the shapes
@@ -176,8 +180,10 @@ def _take_rows(
         full = parameter.full_shape
         if isinstance(given, DTensor) and tuple(given.shape) == full:
             state[prefix + key] = rows_of(parameter, given)
+            taken[prefix + key] = tensor
         elif isinstance(given, Tensor) and tuple(given.shape) == full:
             state[prefix + key] = rows_of_full(parameter, given.detach())
+            taken[prefix + key] = tensor
         else:
             # Not left in place, where a tensor that happens to have this rank's local shape would be loaded as
             # the full one; and not removed, since it is not missing.
@@ -186,3 +192,6 @@ def _take_rows(
             errors.append(
                 f"size mismatch for {prefix + key}: {found} in the state dict, {full} in the model."
             )
+    for name, tensor in taken.items():
+        if (wrap := shown_like(tensor)) is not None and isinstance(state[name], Tensor):
+            state[name] = wrap(state[name])

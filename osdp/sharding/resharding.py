@@ -23,11 +23,13 @@ from osdp import _C
 from osdp.base.sharded_models import HANDLES
 from osdp.errors import ShardingError
 from osdp.plan.plan import Plan
+from osdp.sharding.dtensor_parameters import hide_dtensors, show_again
 from osdp.sharding.forward_methods import register_forward_method
 from osdp.sharding.hybrid_mesh import RankGrid
 from osdp.sharding.module_changes import ModuleChanges
 from osdp.sharding.rollback import AsItWas
 from osdp.sharding.sharded_model import Sharded, register, sharded_of
+from osdp.sharding.torch_patches.install import install_torch_tools
 
 _WHOLE = "whole"
 _ANEW = "The parts of the model that were sharded before cannot be restored: build the model again."
@@ -65,6 +67,7 @@ class Resharding:
         for module, sharded in self.parts:
             ModuleChanges.on(module).take_off()
             HANDLES.pop(module)
+            hide_dtensors(sharded.tree.known)
             present = {id(p) for p in module.parameters()}
             for index, parameter in enumerate(sharded.tree.known):
                 if id(parameter) not in present:
@@ -145,6 +148,8 @@ class Resharding:
         self._was.put_back()
         for module, sharded in self.parts:
             register(module, sharded)
+            show_again(sharded.tree.known)
+        install_torch_tools()  # they were put back if the last other model was collected meanwhile
 
 
 def _refuse_in_use(module: nn.Module, sharded: Sharded) -> None:

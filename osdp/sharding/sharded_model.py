@@ -85,6 +85,7 @@ class Sharded:
         self.runtime = runtime
         self.policy = policy
         self.tree: ModuleTree
+        self.dtensors = False  # whether parameters are DTensors between passes
         self.form = StateDictForm()
         self.saving: Any = None  # the Snapshot of the state_dict() that is running
         self.initialising: Any = None  # the Initialising of the method that initialises after to_empty()

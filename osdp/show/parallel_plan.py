@@ -20,7 +20,11 @@ _MOST_RULED_OUT = 8
 
 def render(plan: ParallelPlan) -> RenderableType:
     """The whole answer, as `print(plan)` shows it."""
-    return Group(Text(_head(plan)), _stages(plan), Text(), _alternatives(plan), Text(_ruled_out(plan)))
+    found, missing = _alternatives(plan)
+    parts: list[RenderableType] = [Text(_head(plan)), _stages(plan), Text()]
+    parts += [found] if found.row_count else []
+    parts += [Text(line) for line in missing]
+    return Group(*parts, Text(_ruled_out(plan)))
 
 
 def _head(plan: ParallelPlan) -> str:
@@ -65,14 +69,17 @@ def _choices(stage: StagePlan) -> str:
     return ", ".join(parts)
 
 
-def _alternatives(plan: ParallelPlan) -> Table:
+def _alternatives(plan: ParallelPlan) -> tuple[Table, list[str]]:
+    """Those with degrees, and a line for each reason why others have none."""
     table = Table(
         "alone", "tensor x pipeline x data", "micro-batch", "step", "memory", "how", box=None, padding=(0, 1)
     )
+    missing: dict[str, list[str]] = {}
     for a in plan.alternatives:
-        degrees = (
-            f"{a.tensor_parallel} x {a.pipeline_parallel} x {a.data_parallel}" if a.tensor_parallel else "-"
-        )
+        if a.tensor_parallel is None:
+            missing.setdefault(a.why, []).append(a.name)
+            continue
+        degrees = f"{a.tensor_parallel} x {a.pipeline_parallel} x {a.data_parallel}"
         step = (
             "-"
             if a.step_time_s is None
@@ -80,7 +87,7 @@ def _alternatives(plan: ParallelPlan) -> Table:
         )
         memory = "-" if a.peak_memory_bytes is None else format_bytes(a.peak_memory_bytes)
         table.add_row(a.name, degrees, str(a.micro_batch_size or "-"), step, memory, a.why)
-    return table
+    return table, [f" {', '.join(names)} alone: {why}" for why, names in missing.items()]
 
 
 def _ruled_out(plan: ParallelPlan) -> str:

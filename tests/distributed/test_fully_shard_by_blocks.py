@@ -6,7 +6,7 @@ import pytest
 import torch
 from harness import Member
 from support.nested import WIDTH, Net, net
-from support.pair import SEED, adamw, close
+from support.pair import SEED, adamw, close, held
 from torch import distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
@@ -163,7 +163,7 @@ def tied_in_a_list(me: Member) -> None:
         model(me.part(tokens))
     osdp.fully_shard(model, mesh=mesh)
     assert model.head.weight is model.embedding.weight and isinstance(model.head, FSDPModule)
-    assert len(model.embedding.weight) == 5  # this rank's rows
+    assert len(held(model.embedding.weight)) == 5  # this rank's rows
     same_after_steps(me, whole, model, tokens)
 
 
@@ -202,7 +202,7 @@ def tied_one_after_the_other(me: Member) -> None:
                 setattr(model, name, wrap(getattr(model, name), me))
             first, *_, last = order
             repr(model)
-            rows = len(model.embedding.weight)
+            rows = len(held(model.embedding.weight))
             assert rows == 5 and model.head.weight is model.aside[1].weight
             kind = type(getattr(whole, first)).__name__
             use = {"embedding": lambda m=model: m.embedding(tokens), "head": lambda m=model: m.head(hidden)}
@@ -215,7 +215,7 @@ def tied_one_after_the_other(me: Member) -> None:
             model = wrap(model, me)
             assert model.head.weight is model.embedding.weight is model.aside[1].weight
             same_after_steps(me, whole, model, tokens)
-            assert len(model.embedding.weight) == rows
+            assert len(held(model.embedding.weight)) == rows
 
 
 def tied_without_values(me: Member) -> None:
@@ -228,7 +228,7 @@ def tied_without_values(me: Member) -> None:
                 setattr(model, name, wrap(getattr(model, name), me))
             model = wrap(model, me)
             assert model.head.weight is model.embedding.weight is model.aside[1].weight
-            assert len(list(model.parameters())) == 9 and len(model.head.weight) == 5
+            assert len(list(model.parameters())) == 9 and len(held(model.head.weight)) == 5
             state = get_model_state_dict(model, options=FULL)
             assert state["head.weight"].isfinite().all()
             assert torch.equal(state["head.weight"], state["aside.1.weight"])

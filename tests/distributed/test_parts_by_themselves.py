@@ -7,7 +7,7 @@ import pytest
 import torch
 from harness import Member
 from support import plans
-from support.pair import SEED, close, cut, naming
+from support.pair import SEED, close, cut, held, naming
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -100,7 +100,7 @@ def by_themselves(me: Member) -> None:
                     full = wanted[key].grad
                     assert (full is None) == (parameter.grad is None), key
                     for piece in runtime.pieces(key) if full is not None else ():
-                        close(piece.view(parameter.grad), cut(piece, full), 1e-12, key)
+                        close(piece.view(held(parameter.grad)), cut(piece, full), 1e-12, key)
                 whole.zero_grad(), model.zero_grad()
                 assert runtime.gathered_bytes() == 0
 

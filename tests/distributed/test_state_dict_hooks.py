@@ -16,7 +16,7 @@ from harness import Member
 from harness.doomed import run_doomed
 from support import plans
 from support.descriptions import describe_once
-from support.pair import close, naming
+from support.pair import close, held, naming
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullStateDictConfig, ShardedStateDictConfig, StateDictType
 from torch.distributed.tensor import DTensor
@@ -374,7 +374,7 @@ class Fails(nn.Linear):
 def failing(me: Member) -> None:
     for way in ("FULL_SHARD", "class", "blocks"):
         model = shard(me, around(Fails, 0), way)
-        wanted = [p.detach().clone() for p in model.parameters()]
+        wanted = [held(p).detach().clone() for p in model.parameters()]
         state = around(Fails, 0).state_dict()
         for at in ("extra state", "post-hook", "load pre-hook", "set extra state", "load post-hook"):
             with naming(f"{way}, {at}"):
@@ -383,7 +383,7 @@ def failing(me: Member) -> None:
                     model.load_state_dict(state) if at.startswith(("load", "set")) else model.state_dict()
                 model[1].at = ""
                 for got, before in zip(model.parameters(), wanted, strict=True):
-                    assert torch.equal(got, before)
+                    assert torch.equal(held(got), before)
                 same({k: v for k, v in model.state_dict().items() if "extra" not in k}, wanted_state(state))
                 model.load_state_dict(state)
         close(model(torch.ones(1, 6)), around(Fails, 0)(torch.ones(1, 6)), 1e-6, "outputs")

@@ -18,7 +18,9 @@ from torch import nn
 from torch.nn.utils import clip_grad
 
 import osdp
+from osdp.sharding.resharding import Resharding
 from osdp.sharding.sharded_model import sharded_models
+from osdp.sharding.torch_patches.install import leave_torch
 
 PAGE = Path(__file__).parents[2] / "docs" / "torch.md"
 FIRST_CELL, NAME = re.compile(r"^\| (`torch[^|]*) \|", re.MULTILINE), re.compile(r"`(torch[\w.]*)`")
@@ -79,6 +81,9 @@ def as_found(me: Member) -> None:
     assert changed(before, torch_now()) == listed, changed(before, torch_now()) ^ listed
     del model
     gc.collect()
+    assert changed(before, torch_now()) == listed
+    with Resharding(other, lent=True):  # as at a first forward
+        leave_torch()  # as if another model, the last one in sight, were collected meanwhile
     assert changed(before, torch_now()) == listed
     del other
     gc.collect()

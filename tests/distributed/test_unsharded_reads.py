@@ -9,7 +9,7 @@ import torch
 from harness import Member
 from support.descriptions import describe_once
 from support.nested import net, train
-from support.pair import SEED, close
+from support.pair import SEED, close, held
 from test_fsdp_module import full_gradients, sharded_by
 from test_units_on_request import WIDTH, Counted, inputs, layers, micro_batch
 from torch import nn
@@ -50,25 +50,25 @@ def read(me: Member) -> None:
                 if waits:
                     handle = model[1].unshard(async_op=True)
                     if model is ours:
-                        assert ours[1].weight.shape == ROWS, "before wait()"
+                        assert held(ours[1].weight).shape == ROWS, "before wait()"
                     handle.wait(), handle.wait()
                 else:
                     model[1].unshard(), model[1].unshard()
             for name in ("weight", "bias"):
                 close(getattr(ours[1], name).detach(), getattr(theirs[1], name).detach(), 1e-12, name)
             assert ours[1].weight is dict(ours.named_parameters())["1.weight"] and ours[1].weight.is_leaf
-            assert ours[0].weight.shape == ROWS, "only what was asked for"
+            assert held(ours[0].weight).shape == ROWS, "only what was asked for"
             for model, _ in made:
                 model[1].reshard(), model[1].reshard()
-            assert ours[1].weight.shape == ROWS and runtime_of(ours).gathered_bytes() == 0
+            assert held(ours[1].weight).shape == ROWS and runtime_of(ours).gathered_bytes() == 0
         with torch.inference_mode():
             ours[2].unshard()
-            assert ours[2].weight.shape == (WIDTH, WIDTH)
+            assert held(ours[2].weight).shape == (WIDTH, WIDTH)
         for model, optimizer in made:
             model[0].unshard()
             micro_batch(model, inputs(me, step))
             optimizer.step(), optimizer.zero_grad()
-        assert ours[0].weight.shape == ROWS and ours[2].weight.shape == ROWS
+        assert held(ours[0].weight).shape == ROWS and held(ours[2].weight).shape == ROWS
         as_theirs(ours, theirs)
 
 
@@ -86,10 +86,10 @@ def between(me: Member) -> None:
     def shown() -> None:
         for layer in ours:
             layer.unshard()
-            assert layer.weight.shape == (WIDTH, WIDTH)
+            assert held(layer.weight).shape == (WIDTH, WIDTH)
 
     shown()
-    norms = [torch.nn.utils.clip_grad_norm_(ours.parameters(), 0.1)]
+    norms = [torch.nn.utils.clip_grad_norm_(ours.parameters(), 0.1).full_tensor()]
     norms.append(torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.1).full_tensor())
     close(norms[0], norms[1], 1e-12, "norm")
     shown()
@@ -100,10 +100,10 @@ def between(me: Member) -> None:
     shown()
     for _, optimizer in made:
         optimizer.step()
-    assert ours[0].weight.shape == ROWS
+    assert held(ours[0].weight).shape == ROWS
     shown()
     as_theirs(ours, theirs)
-    assert ours[0].weight.shape == ROWS
+    assert held(ours[0].weight).shape == ROWS
     shown()
     ours.load_state_dict({name: value * 2 for name, value in ours.state_dict().items()})
     theirs.load_state_dict({name: value * 2 for name, value in theirs.state_dict().items()})
@@ -119,10 +119,10 @@ def between(me: Member) -> None:
     close(full_state(made_of_it)["1.weight"], full["1.weight"], 1e-12, "copied")
     with torch.no_grad():
         ours[0].reshard()
-        ours[0].weight.mul_(2)  # this rank's rows: kept
+        ours[0].weight.mul_(2)  # kept
         shown()
         close(ours[0].weight.detach(), 2 * full["0.weight"], 1e-12, "written rows")
-    frozen_steps = torch.optim.SGD(ours.parameters(), lr=0.1, fused=True)  # it increments no versions
+    frozen_steps = torch.optim.AdamW(ours.parameters(), lr=0.1, fused=True)  # it increments no versions
     ours[0].requires_grad_(False)
     shown()
     before = ours[0].weight.detach().clone()
@@ -131,14 +131,14 @@ def between(me: Member) -> None:
     assert not torch.equal(ours[0].weight.detach(), before)
     ours.zero_grad()
     frozen_steps.step()
-    assert ours[0].weight.shape == (WIDTH, WIDTH) and ours[1].weight.shape == ROWS, (
+    assert held(ours[0].weight).shape == (WIDTH, WIDTH) and held(ours[1].weight).shape == ROWS, (
         "frozen ones do not change"
     )
     ours.to("cpu")
-    assert ours[0].weight.shape == ROWS
+    assert held(ours[0].weight).shape == ROWS
     shown()
     wrapped = osdp.FullyShardedDataParallel(nn.Sequential(ours), process_group=me.group)
-    assert ours[1].weight.shape == ROWS and len(full_state(wrapped)) == 6
+    assert held(ours[1].weight).shape == ROWS and len(full_state(wrapped)) == 6
 
 
 def test_what_needs_the_rows_finds_them(ranks):
@@ -189,7 +189,7 @@ def written(me: Member) -> None:
                 model[1].weight.mul_(3)
         with pytest.raises(osdp.ShardingError, match=r"'1\.weight' was written to while unshard\(\)"):
             way()
-        assert ours[1].weight.shape == ROWS, name
+        assert held(ours[1].weight).shape == ROWS, name
         theirs[1].reshard()
     for each in (optimizer, other):
         each.zero_grad()
@@ -245,12 +245,12 @@ def raised(me: Member) -> None:
     for _ in range(2):
         for part in (*model.blocks, model.inner[1], model):
             part.unshard()
-        assert model.blocks[0].up.weight.shape == (12, 6)
+        assert held(model.blocks[0].up.weight).shape == (12, 6)
         model.inner[1].forward = lambda x: 1 / 0
         with pytest.raises(ZeroDivisionError):
             model(torch.zeros(2, 4, dtype=torch.int64))
         model.inner[1].forward = plain
-        assert runtime_of(model).gathered_bytes() == 0 and model.blocks[0].up.weight.shape == (6, 6)
+        assert runtime_of(model).gathered_bytes() == 0 and held(model.blocks[0].up.weight).shape == (6, 6)
     for block in (*model.blocks, model.inner[0], model.inner[1]):
         block.calls.zero_()
     train(me, net(SEED), model)
@@ -300,7 +300,7 @@ def slices(me: Member) -> None:
     with pytest.warns(UserWarning, match=r"'0\.weight' is computed in slices"):
         model[0].unshard()
     model[1].unshard()
-    assert model[1].weight.shape == (4, 8) and model[0].weight.shape == (4, 4)
+    assert held(model[1].weight).shape == (4, 8) and held(model[0].weight).shape == (4, 4)
 
 
 def test_a_weight_in_slices_after_unshard(ranks):

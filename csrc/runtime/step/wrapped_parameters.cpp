@@ -72,20 +72,23 @@ void WrappedParameters::set(std::vector<Wrapped> wrapped, Place place) {
 }
 
 void WrappedParameters::show() {
-  if (wrapped_.empty()) return;
+  if (wrapped_.empty() && !on_pass_) return;
   for (Wrapped& w : wrapped_) {
     if (w.param->absent()) continue;
     mirror(w);
     lead_to_gradient(w);
   }
-  if (!std::exchange(shown_, true)) place_(true);
+  if (std::exchange(shown_, true)) return;
+  if (place_) place_(true);
+  if (on_pass_) on_pass_(true);
 }
 
 void WrappedParameters::hide() {
   if (!std::exchange(shown_, false)) return;
   for (Wrapped& w : wrapped_)
     if (w.param->whole() && w.param->compute_dtype() != w.param->own_dtype()) w.inner.set_data(w.nowhere);
-  place_(false);
+  if (on_pass_) on_pass_(false);
+  if (place_) place_(false);
 }
 
 }  // namespace osdp::runtime

@@ -40,13 +40,15 @@ class WrappedParameters {
   using Place = std::function<void(bool wrapped)>;
 
   void set(std::vector<Wrapped> wrapped, Place place);
+  // `place` is told of every pass too, after the wrappers are placed and before they are taken out.
+  void on_pass(Place place) { on_pass_ = std::move(place); }
   bool empty() const { return wrapped_.empty(); }
   void show();  // when a pass has shown its parameters in full; may be repeated
   void hide();  // when a pass has ended; a copy in a compute dtype is not held any longer
 
  private:
   std::vector<Wrapped> wrapped_;
-  Place place_;
+  Place place_, on_pass_;
   bool shown_ = false;
 };
 

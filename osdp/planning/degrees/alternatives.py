@@ -52,7 +52,7 @@ class Alternatives:
         found = self.pipeline(name)
         if found is None:
             return Alternative(
-                name, *(None,) * 6, "its degrees were not asked for" if self.asked else "no such degrees"
+                name, *(None,) * 6, "degrees that were not asked for" if self.asked else "no such degrees"
             )
         pipelines, cut = found
         d = pipelines.candidate.degrees

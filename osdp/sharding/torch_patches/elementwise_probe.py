@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 
 from osdp.base.warned import warn
 from osdp.errors import ShardingError
+from osdp.sharding.dtensor_parameters import shown_like
 from osdp.sharding.sharded_model import registrations
 from osdp.sharding.sharded_parameters import ShardedParameter, sharded_parameters
 from osdp.sharding.torch_patches.optimizer_options import OptionCheck
@@ -48,10 +49,13 @@ def check_before_step(optimizer: Optimizer) -> None:
     seen = sum(len(group["params"]) for group in optimizer.param_groups), registrations()
     known = _checked.get(optimizer)
     if known is None or known[0] != seen:
-        cut = sharded_parameters(p for group in optimizer.param_groups for p in group["params"])
-        _refuse_full_states(optimizer, cut)
+        parameters = {id(p): p for group in optimizer.param_groups for p in group["params"]}
+        cut = sharded_parameters(parameters.values())
+        # DTensors know that they are parts.
+        rows = {key: part for key, part in cut.items() if shown_like(parameters[key]) is None}
+        _refuse_full_states(optimizer, rows)
         if type(optimizer) not in _ELEMENT_WISE:
-            check_optimizer(optimizer, cut)
+            check_optimizer(optimizer, rows)
         check_first_step(optimizer)
         places = list(dict.fromkeys((c.sharded.group, c.sharded.device) for c in cut.values()))
         check = known and known[1]

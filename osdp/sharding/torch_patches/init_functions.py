@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import init
 
+from osdp.base.tensor_parallel import local_part
 from osdp.errors import ShardingError
 from osdp.sharding.sharded_model import Sharded, sharded_models
 from osdp.sharding.torch_patches.replaced import replace
@@ -50,12 +51,13 @@ def _asking(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def asking(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(tensor, Tensor) and not torch.compiler.is_compiling():
-            if name != _KAIMING and (emptied := _emptied(tensor)) is not None:
+            held = local_part(tensor)
+            if name != _KAIMING and (emptied := _emptied(held)) is not None:
                 sharded, parameter = emptied
                 assert sharded.in_full is not None
                 result = sharded.in_full(function, "torch.nn.init")(parameter, *args, **kwargs)
                 return tensor if result is parameter else result
-            refuse_part(tensor, f"torch.nn.init.{name.removeprefix('_no_grad_')}")
+            refuse_part(held, f"torch.nn.init.{name.removeprefix('_no_grad_')}")
         return function(tensor, *args, **kwargs)
 
     return asking

@@ -20,8 +20,10 @@ from torch import Tensor
 from torch.nn.utils import clip_grad, convert_parameters
 
 from osdp import _C
+from osdp.base.tensor_parallel import is_dtensor
 from osdp.base.warned import warn
 from osdp.errors import ShardingError
+from osdp.sharding.dtensors import within
 from osdp.sharding.nested_models import parts_of_wholes
 from osdp.sharding.norm_over_meshes import any_divided, norm_over_meshes
 from osdp.sharding.torch_patches.replaced import replace
@@ -54,10 +56,22 @@ def _total_norm(whole: Callable[..., Tensor]) -> Callable[..., Tensor]:
     ) -> Tensor:
         tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         over = norm_over_meshes if any_divided() else _C.norm_over_ranks
-        norm = over(tensors, float(norm_type), error_if_nonfinite, parts_of_wholes())
-        return whole(tensors, norm_type, error_if_nonfinite, foreach) if norm is None else norm
+        # Gradients of parameters that are DTensors wrap those that OSDP knows.
+        held = [within(t) for t in tensors]
+        norm = over(held, float(norm_type), error_if_nonfinite, parts_of_wholes())
+        if norm is None:
+            return whole(tensors, norm_type, error_if_nonfinite, foreach)
+        meshes = {t.device_mesh if is_dtensor(t) else None for t in tensors}  # type: ignore[attr-defined]
+        return norm if None in meshes or len(meshes) > 1 else _alike(norm, meshes.pop())
 
     return total_norm
+
+
+def _alike(norm: Tensor, mesh: Any) -> Tensor:
+    """As FSDP2's users find it: a DTensor (`full_tensor()`)."""
+    from torch.distributed.tensor import DTensor, Replicate
+
+    return DTensor.from_local(norm, mesh, [Replicate()] * mesh.ndim, run_check=False)
 
 
 def _install_vectors() -> None:

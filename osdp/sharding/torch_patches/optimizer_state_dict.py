@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from osdp.errors import ShardingError
+from osdp.sharding.dtensor_parameters import shown_like
 from osdp.sharding.dtensors import as_dtensor, rank_of, rows_of, rows_of_full
 from osdp.sharding.parameter_meshes import mesh_of
 from osdp.sharding.sharded_parameters import ShardedParameter, sharded_parameters
@@ -65,7 +66,9 @@ def _taking_apart(original: Callable[..., None]) -> Callable[..., None]:
             states = {}
             for key, state in state_dict["state"].items():
                 parameter = cut.get(id(places.get(key)))
-                states[key] = state if parameter is None else _map(state, _Local(self, parameter))
+                if parameter is not None:
+                    state = _map(state, _Local(self, parameter, shown_like(places[key])))
+                states[key] = state
             state_dict = {**state_dict, "state": states}
         original(self, state_dict)
 
@@ -95,15 +98,11 @@ def _map(value: Value, function: Callable[[Tensor, str], Tensor], key: str = "")
     return value
 
 
-class _OfParameter:
-    """Converts one tensor of a parameter's state."""
+class _Shown:
+    """Converts one tensor of a parameter's state, this rank's rows, to a DTensor of the full shape."""
 
     def __init__(self, optimizer: Optimizer, parameter: ShardedParameter) -> None:
         self.kind, self.parameter = type(optimizer).__name__, parameter
-
-
-class _Shown(_OfParameter):
-    """This rank's rows as a DTensor of the full shape."""
 
     def __call__(self, value: Tensor, key: str) -> Tensor:
         from torch.distributed.tensor import DTensor
@@ -124,10 +123,19 @@ class _Shown(_OfParameter):
         return as_dtensor(parameter, value)
 
 
-class _Local(_OfParameter):
-    """This rank's part of a DTensor or full tensor in a state dict."""
+class _Local:
+    """Converts a DTensor or full tensor in a state dict to this rank's part. `wrap`: what the optimizer keeps of it."""
+
+    def __init__(
+        self, optimizer: Optimizer, parameter: ShardedParameter, wrap: Callable[[Tensor], Tensor] | None
+    ) -> None:
+        self.kind, self.parameter, self._wrap = type(optimizer).__name__, parameter, wrap
 
     def __call__(self, value: Tensor, key: str) -> Tensor:
+        local = self._part(value, key)
+        return local if self._wrap is None or local.dim() == 0 else self._wrap(local)
+
+    def _part(self, value: Tensor, key: str) -> Tensor:
         from torch.distributed.tensor import DTensor
 
         parameter = self.parameter

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from harness import Member
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 import osdp
 from osdp.sharding.sharded_model import runtime_of
@@ -189,3 +190,8 @@ def train_all(me: Member, workload: Workload, plans: Callable[..., dict[str, Any
     for name, plan in plans(described).items():
         with naming(name):
             Pair(me, workload, plan, **options).train(**train_options)
+
+
+def held(parameter: Tensor) -> Tensor:
+    """What this rank has of a parameter: a DTensor's part, or the tensor itself."""
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter

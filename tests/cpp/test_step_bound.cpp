@@ -54,6 +54,7 @@ void check_problem(Random& dice, Worst& worst) {
           {p.earlier_bytes, p.later_bytes, dice() % 2 == 0 ? 1024 : draw(dice, 1, 1024)}),
           ++worst.pairs;
   if (dice() % 2 == 0) request.sizes = {draw(dice, 1, batch.size), draw(dice, batch.size, 3)};
+  if (dice() % 4 != 0) request.space.of_sizes = request.micro_batches();
   const EquivalenceClasses classes = find_equivalence_classes(planner.model(), request);
   if (count_plans(planner.model(), classes, 2001) > 2000) return;
   const auto where = find_places(planner.model(), classes);
@@ -109,6 +110,10 @@ void check_slices(bool trained_table) {
     CHECK(std::max(phases[0], phases[1]) * 100 >= planner.player().largest_peak(step) * 99);
     const Step ahead = planner.player().step(same, planner.units(same));
     CHECK(step_ps(classes, decision, plan.batch) * 100 >= planner.player().play(ahead).step_ps * 99);
+    Request alone = request;  // no two slices fit: the lane waits for computation
+    alone.space.shares = StepShares{0, 0}, alone.space.gather = {0, 1}, alone.space.of_sizes = {1, 1};
+    const EquivalenceClasses serial = find_equivalence_classes(planner.model(), alone);
+    CHECK(step_ps(serial, decision, plan.batch) * 100 >= planner.player().play(step).step_ps * 93);
     ++plans;
   });
   CHECK(plans == 1);

@@ -214,6 +214,7 @@ StepProver::Range StepProver::bounded(GatherRange gather, BatchSizes sizes, cons
   for (int round = 0; round < kMostRounds; ++round) {
     Request request = bound_request(problem_, shares, limit_bytes_, gather);
     request.sizes = sizes;
+    request.space.of_sizes = request.micro_batches();
     for (const PairWeight& pair : weights)
       if (pair.weight > 0) request.space.pairs.push_back(pair);
     const Schedule found = searches_.run(request, gap_ / 20, kWork);

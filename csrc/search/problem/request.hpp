@@ -96,6 +96,14 @@ struct OptimizerState {
   bool operator==(const OptimizerState&) const = default;
 };
 
+inline constexpr int64_t kMostBatch = 65536;  // bounds the batch size where activations cost no memory
+
+// Micro-batch sizes from `least` to `most`.
+struct BatchSizes {
+  int64_t least = 1, most = kMostBatch;
+  bool operator==(const BatchSizes&) const = default;
+};
+
 // The search space, and properties of the training step.
 struct Space {
   Cost cost = Cost::Osdp;
@@ -111,6 +119,7 @@ struct Space {
   std::vector<PairWeight> pairs;     // with shares; those left out weigh nothing
   int64_t most_transient_bytes = int64_t{1} << 61;  // of an option, where one of at most so many is left
   GatherRange gather;                               // with shares: of the plans that the bound is for
+  BatchSizes of_sizes{0, 0};                        // and their micro-batches, where known
   PipelineStage stage;
 };
 
@@ -119,14 +128,6 @@ struct Batch {
   int64_t size = 1, accumulation = 1;
   int64_t samples() const { return size * accumulation; }
   bool operator==(const Batch&) const = default;
-};
-
-inline constexpr int64_t kMostBatch = 65536;  // bounds the batch size where activations cost no memory
-
-// Micro-batch sizes from `least` to `most`.
-struct BatchSizes {
-  int64_t least = 1, most = kMostBatch;
-  bool operator==(const BatchSizes&) const = default;
 };
 
 // Batches from `least` to `most`, of equal accumulation.

@@ -1,6 +1,7 @@
 #include "search/problem/step_bound.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "search/problem/collective_time.hpp"
@@ -263,6 +264,7 @@ class OptionBound {
       sum += waits *
              (f.exposed(gather) * (calls - (looked_up_first(op_) ? 1 : 0)) + b.exposed(gather) * backwards);
       if (b.other_lanes == 0) sum += (slices - 1) * b.alone(reduce) * products;
+      if (at_.slice_calls == 1 && op_.look_ups == 0) sum += idle_lane(c);
     }
     int64_t others = 0;
     for (const Tensor& t : op_.tensors) others += t.trainable && &t != &weight ? t.reduce_bytes() : 0;
@@ -275,6 +277,31 @@ class OptionBound {
     // A third of the launches is in forward, and again in recomputation.
     const double launches = slices_s(op_, space_, c.granularity);
     return sum + launches * (f.x / 3 + b.x * (again ? 1.0 : 2.0 / 3));
+  }
+
+  // In the lane form: while slices are computed of which no two fit, the lane has nothing to transfer. But
+  // where the slice is the last in forward, or the first in backward, and in a recomputation in either case.
+  double idle_lane(const Candidate& c) const {
+    const auto of = [&](int64_t size) {
+      const auto at = [&](double fixed, double per_sample) {
+        return fixed + per_sample * static_cast<double>(size);
+      };
+      const double both = at(op_.compute_s_fixed, op_.compute_s_per_sample),
+                   again = at(op_.recompute_s_fixed, op_.recompute_s_per_sample);
+      return std::array{std::min(both, again), std::max(0.0, both - again), again};
+    };
+    const auto [forward, backward, again] = of(space_.of_sizes.least);  // each is least at one of the ends
+    const auto [forward_at_most, backward_at_most, again_at_most] = of(space_.of_sizes.most);
+    const Half &f = halves_.forward, &b = halves_.backward;
+    const auto between = static_cast<double>(c.sharded_slices - 1),
+               of_all = static_cast<double>(c.granularity);
+    double sum = (1 - f.x) * between * std::min(forward, forward_at_most);
+    if (!space_.separate_reductions) {
+      sum += (1 - b.x) * between * std::min(backward, backward_at_most);
+      if (recompute_ != Recompute::None && c.sharded_slices > 1)
+        sum += (1 - b.x) * (between - 1) * std::min(again, again_at_most) * device_.recompute_slowdown;
+    }
+    return sum / of_all;
   }
 
   const Operator& op_;

@@ -26,6 +26,8 @@
 //               gathered while computation waits, which counts in full in the compute form; and so are slices
 //               of which two are larger, each after the reduction of the one before it.
 //               So are neighbours that exceed it together: Note [Neighbours].
+//               While such a slice is computed, the lane has nothing to transfer, which counts in the lane
+//               form: what Space::of_sizes compute at least.
 //   stages      In a stage of a pipeline, what is communicated once a step counts a part of it in every
 //               micro-batch, which is as much in the sum over them.
 //   lanes       Reductions between hosts have their own lane and are left out of the lane form. With separate

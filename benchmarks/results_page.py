@@ -1,9 +1,9 @@
-"""Writes docs/results.md: how true predictions are, and how good plans, from what the benchmarks stored.
+"""Writes docs/results.md from what the benchmarks stored: the paper's experiments, how true predictions are, how good plans.
 
     python benchmarks/results_page.py
 
-Reads results/truth-*.json (truth.py), results/blocks.json (blocks.py), results/published.json (published.py) and
-results/adversary.json (adversary.py). What misses its goal is bold.
+Reads results/truth-*.json (truth.py), results/blocks.json (blocks.py), results/published.json (published.py),
+results/adversary.json (adversary.py) and results/paper.json (paper.py). What misses its goal is bold.
 """
 
 from __future__ import annotations
@@ -167,15 +167,29 @@ def adversary(found: Mapping[str, Any]) -> list[str]:
     return ["## An adversary", "", *text, tables(dict(found)), ""]
 
 
+def paper(found: Mapping[str, Any]) -> list[str]:
+    if not found:
+        return []
+    from support.paper.page import RULES, sections, took
+
+    lines = [
+        line.replace("## ", "### ", 1) if line.startswith("## ") else line for line in sections(found, False)
+    ]
+    picture = "![Throughput of every strategy, by model and setting](paper.svg)"
+    more = "More tables: [paper.md](../benchmarks/results/paper.md)."
+    return ["## The paper's experiments", "", RULES, took(found), more, "", picture, "", *lines]
+
+
 def main() -> None:
     notes = PAGE.read_text().partition(NOTES)[2] if PAGE.exists() else "\n"
     head = [
-        "# Results: how true predictions are",
+        "# Results: the paper's experiments, and how true predictions are",
         "",
         "Written by `benchmarks/results_page.py` from `benchmarks/results`; bold is what misses its goal.",
         "",
     ]
     lines = [*head, *times(), *peaks(), *blocks(), *published(), *adversary(stored("adversary.json"))]
+    lines += paper(stored("paper.json"))
     PAGE.write_text("\n".join([*lines, NOTES]) + notes)
 
 

@@ -66,6 +66,15 @@ def smaller_is_faster(rows: Sequence[Row]) -> list[str]:
                 ("3D+OSDP", degrees["3D+OSDP"], f"{n}, {units}", degrees[n]) for n in ("3D", "FSDP", "OSDP")
             ]
             pairs.append(("3D+OSDP", degrees["3D+OSDP"], f"OSDP in one pass, {units}", none["OSDP"][k]))
+        free, chosen_free, words, large = r["free"]["none"], r["free"]["free choice"], r["words"], r["large"]
+        pairs += [("OSDP", free["OSDP"], f"{n}, free batch", free[n]) for n in ("OSDP-base", "FSDP")]
+        wider = ("OSDP, recomputation as it likes", chosen_free["OSDP"])
+        pairs += [
+            (*wider, "without, free batch", free["OSDP"]),
+            (*wider, "FSDP, free batch", chosen_free["FSDP"]),
+        ]
+        pairs += [("OSDP", words["OSDP"], f"{n}, 50,257 words", words[n]) for n in ("OSDP-base", "FSDP")]
+        pairs += [("3D+OSDP", large["3D+OSDP"], f"{n}, large step", large[n]) for n in ("3D", "FSDP", "OSDP")]
         for larger, ours, smaller, theirs in pairs:
             if "rate" in theirs and not ours.get("rate", 0) >= theirs["rate"] * (1 - MARGIN):
                 by = f"{1 - ours['rate'] / theirs['rate']:.2%}" if "rate" in ours else "does not fit"

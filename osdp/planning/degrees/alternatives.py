@@ -41,11 +41,13 @@ class Alternatives:
         return tuple(self.best(name) for name in _ALONE)
 
     def fastest(self) -> list[tuple[CandidatePipelines, CutPipeline, Effort]]:
-        """Of each of them, with what its stages' plans are found by."""
+        """Of each of them, with what its stages' plans are found by; without those of modes that were not asked for."""
         efforts = {
             name: dataclasses.replace(QUICK, modes=self._modes(name)) for name in _ALONE if name != "OSDP"
         }
-        found = [(self.pipeline(name), efforts.get(name, QUICK)) for name in _ALONE]
+        asked = {mode for p in self.known for mode in p.manner.searched.modes}
+        names = [n for n in _ALONE if n not in efforts or asked.issuperset(efforts[n].modes)]
+        found = [(self.pipeline(name), efforts.get(name, QUICK)) for name in names]
         return [(*f, effort) for f, effort in found if f is not None]
 
     def best(self, name: str) -> Alternative:

@@ -69,6 +69,12 @@ def test_over_several_hosts_nothing_is_slower(memory: str) -> None:
     assert own and plan.step_time_s <= min(own) * (1 + 1e-9)
 
 
+def test_only_modes_that_were_asked_for_are_returned() -> None:
+    plan = searched(memory="1GiB", tensor_parallel=1, pipeline_parallel=2, tp_plan=None, modes=["FULL_SHARD"])
+    assert {c.mode for s in plan.stages for c in s.plan.choices.values()} == {"FULL_SHARD"}
+    assert str(plan).count("not asked for") == 1
+
+
 def test_stages_differ_where_the_model_does() -> None:
     """A head as heavy as all blocks together gets a stage of its own, and an even cut would be slower."""
     blocks = gpt(3, 64, vocabulary=100)

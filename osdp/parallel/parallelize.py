@@ -15,6 +15,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from osdp.errors import DisagreementError, InvalidProblemError, PlanMismatchError, ProcessGroupError
 from osdp.parallel.owners import Owners
 from osdp.parallel.pipeline import Pipeline
+from osdp.parallel.split_outputs import SplitOutputs
 from osdp.parallel.stage_module import check_entries, cut_to_stage
 from osdp.parallel.tensor_styles import check_styles, parallelize_stage
 from osdp.plan.parallel_plan import ParallelPlan
@@ -62,7 +63,8 @@ def parallelize(
     stage = mesh["pp"].get_local_rank()
     passing = cut_to_stage(model, owners, stage, _entries(plan))
     if plan.tensor_parallel > 1:
-        parallelize_stage(model, plan.description, plan.tp_plan, tp_plan, mesh["tp"])
+        divided = parallelize_stage(model, plan.description, plan.tp_plan, tp_plan, mesh["tp"])
+        passing.cuts = SplitOutputs(divided)
     fully_shard(model, plan.stages[stage].plan, device_mesh=mesh["dp"], **options)
     made = PipelineStage(model, stage, len(plan.stages), device, group=mesh["pp"].get_group())
     # torch has no 1F1B for fewer micro-batches than stages; the search plays GPipe then, too.

@@ -60,7 +60,8 @@ class Pipeline:
         beside the model's output.
 
         Raises InvalidProblemError for another number of samples, and in the first step, on all ranks of the pipeline,
-        ShardingError if forward passes more between stages than one tensor. RankError, naming stages, where another rank has
+        ShardingError if forward passes more between stages than one tensor, or cuts the output of a column-wise linear in
+        parts. RankError, naming stages, where another rank has
         ended: Note [The end of a pipeline] in osdp/parallel/ending.py.
         """
         self._check_samples((*args, target, *kwargs.values()))
@@ -106,10 +107,21 @@ class Pipeline:
     def _compare_cuts(self) -> None:
         """Note [A model cut to one stage]. Collective in the first step."""
         passing = self._passing
-        passing.looks = False
+        passing.looks, cuts, passing.cuts = False, passing.cuts, None
+        if cuts is not None:
+            cuts.close()
         found: list[tuple[Crossing | None, Crossing | None] | None] = [None] * len(self.plan.stages)
+        parts: list[set[str]] = [set() for _ in found]
         group = self.mesh["pp"].get_group()
         dist.all_gather_object(found, (passing.entered, passing.left), group=group)
+        dist.all_gather_object(parts, cuts.found if cuts is not None else set(), group=group)
+        if names := sorted(set().union(*parts)):
+            raise ShardingError(
+                f"{names[0]!r} is divided over tensor parallelism by its outputs (colwise), and the model's forward cuts "
+                "its output in parts, as a fused projection's of queries, keys and values: a rank's part of the output is "
+                "not a part of each of them, so the loss is not one process's. Give each its own nn.Linear, or leave "
+                f"{names[0]!r} out of tp_plan"
+            )
         for stage in range(1, len(found)):
             before, here = found[stage - 1], found[stage]
             if before is not None and here is not None and before[1] != here[0]:

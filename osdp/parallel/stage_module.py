@@ -14,6 +14,7 @@ with their values (`Crossing`): T5's first block makes a bias for all others, an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 
 from osdp.errors import InvalidProblemError, ShardingError
 from osdp.parallel.owners import Owners
+from osdp.parallel.split_outputs import SplitOutputs
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,9 @@ class Passing:
         self.looks = True  # during the first step
         self.entered: Crossing | None = None
         self.left: Crossing | None = None
+        self.cuts: SplitOutputs | None = (
+            None  # where tensor parallelism divides modules, until the first step's end
+        )
 
     def nothing(self) -> Tensor:
         """Note [A model cut to one stage]."""
@@ -113,7 +118,8 @@ class StageForward:
             given = [k for k in kwargs if k.startswith(INPUT)]
             args = tuple(kwargs.pop(f"{INPUT}{i}") for i in range(len(given)))
         try:
-            output = self._forward(*args, **kwargs)
+            with passing.cuts or nullcontext():
+                output = self._forward(*args, **kwargs)
             if self._last:
                 return only_tensor(output)
             if passing.captured is None:

@@ -36,8 +36,9 @@ def parallelize_stage(
     plan: Mapping[str, str],
     given: Mapping[str, Any] | None,
     mesh: DeviceMesh,
-) -> None:
-    """Divide the parameters of a stage over `mesh`. `description`: of the whole model; modules of other stages are gone."""
+) -> dict[str, nn.Module]:
+    """Divide the parameters of a stage over `mesh`. `description`: of the whole model; modules of other stages are gone.
+    Returns the modules of which a rank has a part of the outputs."""
     modules = {name: m for name, m in model.named_modules() if not _stands_in(m)}
     if given is not None and not any(isinstance(style, str) for style in given.values()):
         styles: dict[str, Any] = {}
@@ -47,6 +48,10 @@ def parallelize_stage(
         found = styles_of(description, plan)
         styles = {name: _style(s, modules[name]) for name, s in found.items() if name in modules}
     parallelize_module(model, mesh, styles)
+    divided = (
+        n for n, s in styles.items() if isinstance(s, ColwiseParallel) and s.output_layouts != (Replicate(),)
+    )
+    return {name: modules[name] for name in divided}
 
 
 def _style(style: str, module: nn.Module) -> Any:

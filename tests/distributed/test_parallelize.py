@@ -208,9 +208,29 @@ def crossings(me: Member) -> None:
             osdp.ShardingError, match=r"more than one tensor passes: 'blocks.[23]' was called with argument 1"
         ):
             pipe.step(tokens[:4], target=targets[:4])
+    model = Fused().double()
+    pipe = osdp.parallelize(model, plan_for(model, 2, 2, me.world), loss_of)
+    with pytest.raises(osdp.ShardingError, match=r"'blocks.0.up' is divided .* cuts its output in parts"):
+        pipe.step(tokens, target=targets)
     pipe = osdp.parallelize(model := net(), plan_for(model, 1, 2, me.world), loss_of)
     with pytest.raises(osdp.InvalidProblemError, match=r"4 samples a step.*with 6"):
         pipe.step(tokens[:6], target=targets[:6])
+
+
+class Gated(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, 2 * INNER)
+
+    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        gate, value = self.up(self.norm(x)).chunk(2, dim=-1)
+        return x + self.down(torch.tanh(gate) * value)
+
+
+class Fused(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Gated() for _ in range(LAYERS))
 
 
 def test_what_passes_a_cut_beside_one_tensor_is_named(ranks):

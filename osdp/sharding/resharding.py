@@ -29,7 +29,7 @@ from osdp.sharding.hybrid_mesh import RankGrid
 from osdp.sharding.module_changes import ModuleChanges
 from osdp.sharding.rollback import AsItWas
 from osdp.sharding.sharded_model import Sharded, register, sharded_of
-from osdp.sharding.torch_patches.install import install_torch_tools
+from osdp.sharding.torch_patches.install import hold_torch_tools, release_torch_tools
 
 _WHOLE = "whole"
 _ANEW = "The parts of the model that were sharded before cannot be restored: build the model again."
@@ -64,6 +64,7 @@ class Resharding:
                     self._wrappers.append((parent, key, child))
         for parent, key, child in self._wrappers:
             parent._modules[key] = getattr(child, "_osdp_wrapped")  # noqa: B009
+        hold_torch_tools()
         for module, sharded in self.parts:
             ModuleChanges.on(module).take_off()
             HANDLES.pop(module)
@@ -126,12 +127,15 @@ class Resharding:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.parts and (self.lent or error is not None):
-            self._put_back(error)
-        for parent, key, child in self._wrappers:
-            parent._modules[key] = child
-        if error is None and self._begun:
-            self._register_again()
+        try:
+            if self.parts and (self.lent or error is not None):
+                self._put_back(error)
+            for parent, key, child in self._wrappers:
+                parent._modules[key] = child
+            if error is None and self._begun:
+                self._register_again()
+        finally:
+            release_torch_tools()
 
     def _register_again(self) -> None:
         for _, sharded in self.parts:
@@ -149,7 +153,6 @@ class Resharding:
         for module, sharded in self.parts:
             register(module, sharded)
             show_again(sharded.tree.known)
-        install_torch_tools()  # they were put back if the last other model was collected meanwhile
 
 
 def _refuse_in_use(module: nn.Module, sharded: Sharded) -> None:

@@ -119,6 +119,39 @@ def under_another_library(me: Member) -> None:
     assert not changed(before, torch_now())
 
 
+class Collecting(nn.Module):
+    """Collects garbage in its forward on one rank, also where rank 0 traces it."""
+
+    def __init__(self, rank: int, collects: int) -> None:
+        super().__init__()
+        self.first, self.last, self.collects = nn.Linear(4, 8), nn.Linear(8, 4), rank == collects
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.collects:
+            gc.collect()
+        return self.last(self.first(x).tanh())
+
+
+def collected_on_one_rank(me: Member) -> None:
+    """The last registered model is garbage while another is taken off for a trace, which one rank notices."""
+    plain = unsharded(me)["torch.optim.optimizer.Optimizer.state_dict"]
+    for collects in range(me.world):
+        gc.collect()
+        garbage = [model_of(me)]
+        garbage.append(garbage)
+        model = Collecting(me.rank, collects)
+        for part in (model.first, model.last, model):
+            osdp.fully_shard(part)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        del garbage
+        for _ in range(2):
+            model(torch.ones(2, 4)).sum().backward()
+            installed = me.everywhere(torch.optim.Optimizer.state_dict is not plain)
+            assert all(installed), installed
+            optimizer.step()
+        del model, optimizer
+
+
 @pytest.fixture(scope="module")
 def fresh() -> Iterator[Pool]:
     """Ranks that no other test's models live on."""
@@ -133,3 +166,7 @@ def test_torch_is_left_as_it_was_found(fresh: Pool) -> None:
 
 def test_what_another_library_has_replaced_stays(fresh: Pool) -> None:
     fresh.run(under_another_library, world=2)
+
+
+def test_garbage_of_one_rank_takes_nothing_from_models_that_are_taken_off(fresh: Pool) -> None:
+    fresh.run(collected_on_one_rank, world=2)

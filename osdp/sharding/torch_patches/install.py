@@ -21,6 +21,7 @@ from osdp.sharding.torch_patches.pipeline_stages import install_stages
 from osdp.sharding.torch_patches.replaced import hook, put_back
 
 _installed = False
+_holds = 0
 
 
 def install_torch_tools() -> None:
@@ -29,16 +30,20 @@ def install_torch_tools() -> None:
     if _installed:
         return
     _installed = True
-    install_norms()
-    install_optimizer_state()
-    install_scaler()
-    install_refusals()
-    install_typed_errors()
-    install_stages()
-    watch_steps()
-    watch_initialising()
-    for handle in watch_registrations():
-        hook(handle)
+    hold_torch_tools()  # while half of them are there
+    try:
+        install_norms()
+        install_optimizer_state()
+        install_scaler()
+        install_refusals()
+        install_typed_errors()
+        install_stages()
+        watch_steps()
+        watch_initialising()
+        for handle in watch_registrations():
+            hook(handle)
+    finally:
+        _let_go()
 
 
 def keep_torch_tools(model: nn.Module) -> None:
@@ -47,9 +52,27 @@ def keep_torch_tools(model: nn.Module) -> None:
     weakref.finalize(model, leave_torch).atexit = False
 
 
+def hold_torch_tools() -> None:
+    """Until `release_torch_tools`: while sharded models are not registered but will be again. Each rank collects its
+    garbage at another time: that of the last registered model would take the tools away from these on some ranks, whose
+    steps then send nothing where the others' send a digest of their options."""
+    global _holds
+    _holds += 1
+
+
+def release_torch_tools() -> None:
+    _let_go()
+    leave_torch()
+
+
 def leave_torch() -> None:
     """Puts torch's own back if no sharded model is left."""
     global _installed
-    if _installed and next(iter(HANDLES.keys()), None) is None:
+    if _installed and not _holds and next(iter(HANDLES.keys()), None) is None:
         _installed = False
         put_back()
+
+
+def _let_go() -> None:
+    global _holds
+    _holds -= 1

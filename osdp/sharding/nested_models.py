@@ -5,7 +5,7 @@ See Note [Parts over other ranks] in separate_parts.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from torch import Tensor, nn
 from torch import distributed as dist
@@ -50,14 +50,20 @@ def counted_with(model: nn.Module) -> list[_C.Runtime]:
     return [part.runtime for _, _, part in parts]
 
 
-def parts_of_wholes() -> list[tuple[_C.Runtime, _C.Runtime]]:
-    """The runtime of each part of a sharded model, with that of the outermost model around it."""
+def parts_of_wholes(tensors: Sequence[Tensor]) -> list[tuple[_C.Runtime, _C.Runtime]]:
+    """The runtime of each part of a sharded model, with that of the outermost model around it, for the models that one of
+    `tensors` (parameters, gradients) belongs to: another may be garbage that this rank alone has not collected yet."""
     models = sharded_models()
     if len(models) < 2:
         return []
+    owners = {owner[0] for owner in _C.owners_of(tensors) if owner is not None}
     inner = {m for model, _ in models for _, m, _ in parts_of(model)}
-    outermost = [(model, sharded) for model, sharded in models if model not in inner]
-    return [(part, sharded.runtime) for model, sharded in outermost for part in counted_with(model)]
+    return [
+        (part, sharded.runtime)
+        for model, sharded in models
+        if model not in inner and any(each.runtime in owners for _, each in with_parts(model))
+        for part in counted_with(model)
+    ]
 
 
 def groups_with_parts(parameters: Iterable[Tensor]) -> list[dist.ProcessGroup]:

@@ -9,6 +9,7 @@ import torch
 from harness import Member
 from support.experts import FSDP, WIDTH, by_hand, mixture, new_mixture, own_group
 from support.pair import adamw, close
+from torch import distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FullOptimStateDictConfig, FullStateDictConfig, StateDictType
 
@@ -95,6 +96,14 @@ def refused(me: Member) -> None:
         osdp.ShardingError, match=r"'1' is sharded over ranks .* would be missing from the norm"
     ):
         larger.clip_grad_norm_(1.0)
+    with pytest.raises(osdp.ShardingError, match="would be missing from the norm"):
+        nn.utils.clip_grad_norm_(larger.parameters(), 1.0)
+    # Another model's norm does not depend on it: it may be garbage that one rank has not collected yet.
+    whole(torch.ones(1, 2)).sum().backward()
+    squares = sum(p.grad.square().sum() for p in whole.parameters())
+    norm = nn.utils.clip_grad_norm_(whole.parameters(), 1.0)
+    dist.all_reduce(squares, group=group)
+    close(norm, squares.sqrt(), 1e-6, "norm")
 
 
 @pytest.mark.outcome(

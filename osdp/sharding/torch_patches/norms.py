@@ -58,7 +58,7 @@ def _total_norm(whole: Callable[..., Tensor]) -> Callable[..., Tensor]:
         over = norm_over_meshes if any_divided() else _C.norm_over_ranks
         # Gradients of parameters that are DTensors wrap those that OSDP knows.
         held = [within(t) for t in tensors]
-        norm = over(held, float(norm_type), error_if_nonfinite, parts_of_wholes())
+        norm = over(held, float(norm_type), error_if_nonfinite, parts_of_wholes(held))
         if norm is None:
             return whole(tensors, norm_type, error_if_nonfinite, foreach)
         meshes = {t.device_mesh if is_dtensor(t) else None for t in tensors}  # type: ignore[attr-defined]

@@ -18,6 +18,7 @@ from osdp.base.tensor_trees import batch_of, tensors_in, with_batch
 from osdp.base.warned import warn
 from osdp.description.fake_forward import FakeParameters, trace
 from osdp.description.forward_tracer import Trace
+from osdp.description.frozen_copies import frozen_copies
 from osdp.description.kernels import Call, kernels_of
 from osdp.description.live_bytes import work_of
 from osdp.description.model_description import Block, Kernel, ModelDescription, Operator, Parameter
@@ -220,6 +221,8 @@ def _assemble(
     operators: list[Operator] = []
     buffers = _buffer_bytes(owners)
     works = _works(watched, owners, list(order)) if watched is not None else {}
+    shapes = {n: p.shape for n, p in owners.parameters.items()}
+    copied = {n.rpartition(".")[0] for n in frozen_copies(shapes, owners.trained)}
     for name in order:
         parameters = owners.owned.get(name, [])
         traced = bool(places.get(name)) if parameters else True
@@ -246,7 +249,7 @@ def _assemble(
                 traced=traced,
                 calls=calls,
                 block=homes.pop() if len(homes) == 1 else None,
-                split_shape=(shape := _split_shape(owners, name, first)),
+                split_shape=(shape := None if name in copied else _split_shape(owners, name, first)),
                 look_ups=_look_ups(owners, gather_at) if shape is not None else (),
                 parameter_bytes=sum(_nbytes(owners.parameters[p]) for p in parameters),
                 buffer_bytes=buffers.pop(name),

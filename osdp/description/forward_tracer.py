@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -101,6 +101,9 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._stack: list[str] = []
         self._parameter_of: dict[int, str] = {}
         self._uncounted: set[int] = set()  # storages that exist anyway
+        # They are kept, also where forward gives a parameter another one (`p.data = ...`): what comes to their address
+        # would be taken for the parameter.
+        self._kept: list[Any] = []
         # Storages, by number. They are not kept alive, since that would show in LiveBytes.
         self._numbers = _StorageNumbers()
         self._saved: dict[int, tuple[str, int]] = {}  # the module that saved it first, and its bytes
@@ -118,12 +121,17 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.equal: EqualBlocks | None = None  # Note [Equal blocks]
         for name, parameter in model.named_parameters():
             self._parameter_of.setdefault(_storage_id(parameter), name)
-        for tensor in [*model.parameters(), *model.buffers()]:
-            self._uncounted.add(_storage_id(tensor))
+        self._exist_anyway([*model.parameters(), *model.buffers()])
         if original is not None:
             copies = dict(model.named_parameters())
             for name, parameter in original.named_parameters():
                 self._copy_of[_storage_id(parameter)] = copies[name]
+
+    def _exist_anyway(self, tensors: Iterable[torch.Tensor]) -> None:
+        for tensor in map(local_part, tensors):
+            if tensor.layout is torch.strided:
+                self._kept.append(tensor.untyped_storage())
+            self._uncounted.add(_storage_id(tensor))
 
     @property
     def running(self) -> str:
@@ -168,7 +176,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _begin(self, name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
             if not name and not self._stack:
-                self._uncounted.update(_storage_id(t) for t in tensors_in((args, kwargs)))
+                self._exist_anyway(tensors_in((args, kwargs)))
             self._stack.append(name)
             self.trace.calls[name] = self.trace.calls.get(name, 0) + 1
             if self.equal is not None and name in self.blocks:

@@ -196,7 +196,7 @@ inline std::vector<int64_t> plain_phases(const Model& model, const Request& requ
         if (!over) {
           if (batch.accumulation == 1) sum -= c->gradient_bytes;
           sum += c->gathered_bytes;
-          if (i == j) sum += c->own_bytes;
+          if (i == j) sum += c->own_bytes - (batch.accumulation > 1 ? c->summed_bytes : 0);
           if (same && way_of(where[i], d) == Recompute::Hold) sum += c->held_bytes;
         }
       }

@@ -26,6 +26,7 @@ void check_agree(const Candidate& c, const OptionCost& o, const Request& request
   }
   CHECK_EQ(o.gradient_bytes, c.gradient_bytes);
   CHECK_EQ(o.own_phase_bytes, c.own_bytes);
+  CHECK_EQ(o.summed_bytes, c.summed_bytes);
   CHECK_EQ(o.kept_bytes, c.gathered_bytes);
   CHECK_EQ(o.held_bytes, c.held_bytes);
 }

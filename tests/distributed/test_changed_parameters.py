@@ -130,23 +130,49 @@ def test_an_embedding_that_renormalises(ranks):
     ranks(renormalised, world=2)
 
 
+def zero(module: nn.Linear) -> None:
+    module.weight.data.zero_()
+
+
+def average(module: nn.Linear) -> None:
+    """As MoCo moves its encoder of keys."""
+    module.weight.data = module.weight.data * 0.9
+
+
+def same_data(module: nn.Linear) -> None:
+    """Other memory with the same values, as cuDNN's flat weights."""
+    if module.weight.dim() == 2:
+        module.weight.data = module.weight.data.clone()
+
+
 def through_data(me: Member) -> None:
-    """The counter does not see it: lost where the parameter is sharded, and nobody is told."""
+    """The version counter does not see it."""
+    for mode in ("SHARD_GRAD_OP", "FULL_SHARD"):
+        for mixed in (None, osdp.MixedPrecision(torch.bfloat16)):
+            for write in (average, zero):  # the latter is seen in the first forwards and in every 100th
+                with naming(f"{mode}, {write.__name__}, {mixed}"):
+                    model = Writes(nothing).float()
+                    plan = osdp.Plan.uniform(osdp.describe(model, torch.randn(2, 6)), mode)
+                    osdp.fully_shard(model, plan, me.group, mixed_precision=mixed)
+                    with torch.no_grad():  # no value equals itself
+                        model.first.weight[:1] = torch.nan
+                    model(torch.randn(2, 6)).square().mean().backward()
+                    model.write = write
+                    with pytest.raises(
+                        osdp.ShardingError, match=r"'inner\.weight' was written to in forward"
+                    ):
+                        model(torch.randn(2, 6))
+                    model.write = nothing
+                    model(torch.randn(2, 6)).square().mean().backward()
+    for mode in ("NO_SHARD", "FULL_SHARD"):
+        with naming(f"{mode}, the same values"):
+            Pair(me, Workload(lambda: Writes(same_data), vectors(6, 4)), mode).train(steps=5)
 
-    def write(module: nn.Linear) -> None:
-        module.weight.data.zero_()
 
-    model = Writes(write)
-    osdp.fully_shard(
-        model, osdp.Plan.uniform(osdp.describe(model, torch.randn(2, 6)), "FULL_SHARD"), me.group
-    )
-    model(torch.randn(2, 6))
-    assert model.inner.weight.any()
-
-
+@pytest.mark.outcome("`p.data = ...` in forward with other values, sharded (MoCo)", osdp.ShardingError)
 @pytest.mark.outcome(
-    "writes through `.data` in forward, or between forward and backward",
-    "not detected: they do not increment the version counter; gathered values are released",
+    "writes through `.data` in forward, sharded, seen in the first forwards and in every 100th",
+    osdp.ShardingError,
 )
 def test_a_write_through_data(ranks):
     ranks(through_data, world=2)

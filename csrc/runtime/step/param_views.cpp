@@ -6,6 +6,7 @@
 
 #include "comm/collectives.hpp"
 #include "runtime/step/autograd_hooks.hpp"
+#include "runtime/step/replicas.hpp"
 
 namespace osdp::runtime {
 
@@ -76,9 +77,10 @@ void ParamViews::drop_copies() {
 // A gathered tensor is temporary: a write to it in forward (nn.Embedding's max_norm, weight.clamp_(), a
 // moving average in a frozen parameter) would be lost at the reshard, and would never reach the ranks that
 // hold the rows. Such a write is detected by the tensor's version counter, which only in-place operations
-// increment, and refused. Writes to parameters that every rank holds in full persist; if ranks write
-// different values, the next digest of the replicas detects it. Writes through p.data do not change the
-// version counter and are not detected.
+// increment, and refused; p.data = ... by the memory that the parameter has then. Writes through p.data do
+// not change the counter: in the first forwards and in every 100th, each rank compares its rows with the
+// gathered ones at the end of a call. Writes to parameters that every rank holds in full persist; if ranks
+// write different values, the next digest of the replicas detects it.
 void ParamViews::refuse_write(const Parameter& p, const std::string& where) const {
   faults::throw_error(
       faults::ErrorKind::Sharding,
@@ -91,13 +93,20 @@ void ParamViews::refuse_write(const Parameter& p, const std::string& where) cons
 }
 
 void ParamViews::check_written(const Call& call) const {
+  const auto refuse = [&](const Parameter& p) {
+    refuse_write(p, call.module.empty() ? "the model's forward" : "forward of '" + call.module + "'");
+  };
   const auto check = [&](const Parameter& p) {
-    if (p.shows_unsharded() && p.written())
-      refuse_write(p, call.module.empty() ? "the model's forward" : "forward of '" + call.module + "'");
+    if (p.shows_unsharded() && p.written()) refuse(p);
   };
   for (const auto* units : {&call.units, &call.slices})
     for (const Unit* unit : *units)
       for (const Slot& slot : unit->slots) check(slot.owner());
+  const bool compares = step_.epoch <= Replicas::kFirst || step_.epoch % Replicas::kEvery == 0;
+  if (compares && !step_.in_backward)
+    for (const Unit* unit : call.units)
+      for (const Slot& slot : unit->slots)
+        if (!slot.owner().split() && slot.overwritten()) refuse(slot.owner());
   for (const WholeCopy* copy : call.copies) check(copy->owner());
 }
 

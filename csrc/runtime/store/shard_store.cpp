@@ -3,6 +3,7 @@
 #include <ATen/Functions.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "runtime/store/storage_access.hpp"
 
@@ -10,6 +11,13 @@ namespace osdp::runtime {
 namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Whether `one`, contiguous, has the values of `other` in its own dtype. NaN equals NaN.
+bool same_values(const at::Tensor& one, const at::Tensor& other) {
+  if (one.is_cpu() && one.scalar_type() == other.scalar_type() && other.is_contiguous())
+    return std::memcmp(one.const_data_ptr(), other.const_data_ptr(), one.nbytes()) == 0;
+  return at::allclose(one, other.to(one.scalar_type()), 0, 0, /*equal_nan=*/true);
+}
 
 // The sizes of one slice of a split weight and, below, its offsets in the full weight.
 std::vector<int64_t> slice_sizes(at::IntArrayRef full, const SplitSpec& s) {
@@ -176,8 +184,15 @@ void Parameter::show_unsharded(const at::Tensor& full) {
   aside_grad_ = tensor_.grad();
   tensor_.mutable_grad().reset();
   if (full.defined()) show(full);
+  shown_ = tensor_.storage().unsafeGetStorageImpl();
   note_version();
   shows_unsharded_ = true;
+}
+
+bool Parameter::same_rows() const {
+  if (split_ || tensor_.sizes() != at::IntArrayRef(full_sizes_) || tensor_.device() != aside_.device())
+    return false;
+  return same_values(take_local(tensor_.variable_data()), aside_);
 }
 
 void Parameter::show_split_unsharded() {
@@ -212,6 +227,7 @@ void Parameter::end_read_only() {
 void Parameter::show(const at::Tensor& data) {
   const bool switches = data.device() != tensor_.device() || data.scalar_type() != tensor_.scalar_type();
   tensor_.set_data(data);
+  shown_ = data.storage().unsafeGetStorageImpl();
   if (switches) keep_node();
 }
 
@@ -292,6 +308,14 @@ void Slot::detach() noexcept {
   set_unreadable(*full_.storage().unsafeGetStorageImpl(), unreadable_);
   padded_.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(at::DataPtr(nullptr, full_.device()));
   attached_ = false;
+}
+
+bool Slot::overwritten() const {
+  const at::Tensor local = owner_->local();
+  if (!attached_ || range_.count == 0 || local.device() != full_.device()) return false;
+  const int64_t elements = range_.count * range_.row_elements;
+  const at::Tensor gathered = padded_.narrow(0, range_.begin * range_.row_elements, elements);
+  return !same_values(gathered, rows_of(local));
 }
 
 at::Tensor Slot::rows_of(const at::Tensor& local) const {

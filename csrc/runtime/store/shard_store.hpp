@@ -126,8 +126,8 @@ class Parameter {
   void keep_node();
 
   // Whether it was written to in place since it was shown unsharded or since the last note_version(); see
-  // Note [Writes in forward]. Writes through .data do not change the version counter and are not seen.
-  bool written() const { return version() != noted_; }
+  // Note [Writes in forward].
+  bool written() const { return version() != noted_ || (replaced() && !same_rows()); }
   void note_version() { noted_ = version(); }
   int64_t version() const { return tensor_.is_inference() ? 0 : static_cast<int64_t>(tensor_._version()); }
   // For whole parameters: that a forward has written to it, ever.
@@ -191,6 +191,13 @@ class Parameter {
   bool shows_unsharded_ = false;
   bool read_only_ = false, was_read_only_ = false;
   int64_t read_only_version_ = -1;
+  // Whether p.data = ... has given it another memory than that of the full value that it was shown with.
+  // What it holds may be the same (cuDNN's flat weights of an LSTM).
+  bool replaced() const { return shows_unsharded_ && shown_ != tensor_.storage().unsafeGetStorageImpl(); }
+
+  bool same_rows() const;
+
+  const c10::StorageImpl* shown_ = nullptr;
   at::Tensor unreadable_;       // what a split weight shows while unsharded; undefined: what it is
   at::Tensor aside_;            // the local tensor, while unsharded or read-only
   at::Tensor aside_grad_;       // and its gradient
@@ -230,6 +237,9 @@ class Slot {
   void attach(at::DataPtr memory);  // to gather into
   void open();                      // the gather has finished: it can be read
   void detach() noexcept;
+
+  // While it is gathered: whether this rank's rows in it are no longer those of the parameter.
+  bool overwritten() const;
 
   // This rank's rows: flat views of a local-shaped tensor (the parameter's data or gradient).
   at::Tensor rows_of(const at::Tensor& local) const;

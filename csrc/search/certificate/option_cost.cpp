@@ -39,6 +39,7 @@ class Columns {
     c.gradient_bytes = updated() - not_yet_cast();
     c.state_bytes -= not_yet_cast();
     c.own_phase_bytes = own_phase();
+    c.summed_bytes = summed_in_place();
     c.kept_bytes = traits(choice_.mode).kept ? gathered() : 0;
     c.held_bytes = held();
     if (kept_throughout()) {  // parameters, and the sum of their gradients instead of a part of it
@@ -171,6 +172,12 @@ class Columns {
     if (slices() < 2 || slice_sent() == 0) return 0;
     const bool takes_time = CollectiveCosts(device_).reduce(slice_sent(), choice_.mode).seconds() * 1e12 >= 1;
     return takes_time ? std::max(slice_gathered(), slice_sent()) + divided(slice_sent(), device_.ranks) : 0;
+  }
+  // Of gradients of slices, which are added in place to those of earlier micro-batches.
+  int64_t summed_in_place() const {
+    if (!sliced() || op_.places > 1 || !weight().trainable) return 0;
+    const int64_t made = updated() + std::max(slice_gathered(), slice_sent());
+    return std::min(on_rank(weight()), std::max<int64_t>(0, made - cast_bytes()));
   }
   // With Recompute::Hold, from the recomputation to the backward.
   int64_t held() const {

@@ -15,6 +15,7 @@ struct OptionCost {
   int64_t state_bytes = 0;      // parameters, gradients and optimizer state on the rank that holds most
   int64_t gradient_bytes = 0;   // part of state_bytes: allocated in the operator's backward
   int64_t own_phase_bytes = 0;  // in addition, while its backward runs
+  int64_t summed_bytes = 0;     // part of own_phase_bytes that earlier micro-batches have allocated
   int64_t kept_bytes = 0;       // gathered parameters kept until its backward is over
   int64_t held_bytes = 0;       // gathered parameters held in the phases of a block recomputed with `hold`
   int128 micro_batch = 0;       // time in 2^10ths of a picosecond: of communication, or in the bound

@@ -227,7 +227,7 @@ class Checker {
     if (c != nullptr && batch.accumulation > 1) sum += c->gradient_bytes;
     if (static_cast<int>(i) == phase) {
       sum += static_cast<int128>(op.work_bytes_per_sample) * batch.size + op.work_bytes_fixed;
-      if (c != nullptr) sum += c->own_phase_bytes;
+      if (c != nullptr) sum += c->own_phase_bytes - (batch.accumulation > 1 ? c->summed_bytes : 0);
     }
     const auto inside = [&] {
       const auto& m = members_[op.block];

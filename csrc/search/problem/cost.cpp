@@ -100,6 +100,7 @@ class Pricer {
     int64_t updated = sharded * held(slice, device_.ranks) + whole, kept_whole = whole;
     int64_t reduced = (granularity - sharded) * sent;
     if (!weight.trainable) updated = kept_whole = reduced = 0;
+    if (op_.places <= 1) c.summed_bytes = updated;
     c.state_bytes = state(weight, sharded * held(slice, device_.ranks) + whole);
     for (const Tensor& t : op_.tensors) {
       if (&t == &weight) continue;
@@ -199,6 +200,7 @@ class Pricer {
       for (const Tensor& t : op_.tensors)
         if (t.trainable) cast += std::max<int64_t>(0, t.bytes() - t.compute_bytes());
       c.own_bytes = std::max<int64_t>(0, c.own_bytes - cast);
+      c.summed_bytes = std::min(c.summed_bytes, c.own_bytes);
       cast = std::min(cast, c.gradient_bytes);
       c.state_bytes -= cast, c.gradient_bytes -= cast;
     }

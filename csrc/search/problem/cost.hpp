@@ -31,6 +31,9 @@ struct Candidate {
   int64_t whole_gradient_bytes = 0;  // the part of gradient_bytes that backward writes in place
   // Counted in the operator's own phase only: the gradient its backward produces, in place or to be reduced.
   int64_t own_bytes = 0;
+  // The part of own_bytes that is there already where gradients of earlier micro-batches are: those of slices
+  // are added to them in place.
+  int64_t summed_bytes = 0;
   int64_t gathered_bytes = 0;    // gathered parameters kept from forward to backward
   int64_t held_bytes = 0;        // gathered parameters kept from recomputation to backward (Recompute::Hold)
   int64_t transient_bytes = 0;   // the largest full tensor that exists only while it is used

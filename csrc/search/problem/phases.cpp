@@ -101,7 +101,7 @@ std::vector<int64_t> phase_bytes(const Model& model, const Request& request,
           before[i] += c.state_bytes - c.gradient_bytes + c.gathered_bytes;
           if (accumulates) before[i] += c.gradient_bytes;
           if (way == Recompute::Hold) again += c.held_bytes;
-          own[i] += c.own_bytes;
+          own[i] += own_in(c, accumulates);
         }
         if (way == Recompute::None) continue;
         const int until = p + 1 < operators.size() ? operators[p + 1] : i + 1;

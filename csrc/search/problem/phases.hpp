@@ -6,7 +6,8 @@
 //          (SHARD_GRAD_OP) and, unless its block is recomputed, its activations; with several micro-batches
 //          also the gradient.
 //   i = j  The same, the gradient that its backward produces, and its work (Note [Work]). Of an operator in
-//          slices: the gradients of two of them, where the first is still being reduced whatever the timing.
+//          slices: the gradients of two of them, where the first is still being reduced whatever the timing;
+//          with several micro-batches what they are added to is there already (Candidate::summed_bytes).
 //   i <= j in the recomputed block of j: also its activations, with Recompute::Hold also the gathered
 //          parameters.
 // Each recomputed block whose backward is not over also holds its input.
@@ -55,13 +56,18 @@ struct SymmetryClass {
 std::vector<SymmetryClass> make_symmetry_classes(const EquivalenceClasses& classes,
                                                  const std::vector<int>& rows);
 
+// What an operator's own phase holds of it alone.
+inline int64_t own_in(const Candidate& c, bool accumulates) {
+  return c.own_bytes - (accumulates ? c.summed_bytes : 0);
+}
+
 // The memory of one choice of a slot in a row, without activations.
 inline int64_t held_in(int relation, int slot, Recompute way, const Candidate& c, bool accumulates) {
   if (relation == kSum || relation == kOver) return c.state_bytes;
   if (relation >= 0 && slot > slot_of(relation)) return c.state_bytes;
   int64_t bytes = c.state_bytes - c.gradient_bytes + c.gathered_bytes;
   if (accumulates) bytes += c.gradient_bytes;
-  if (relation == inside(slot, true)) bytes += c.own_bytes;
+  if (relation == inside(slot, true)) bytes += own_in(c, accumulates);
   if (relation >= 0 && way == Recompute::Hold) bytes += c.held_bytes;
   return bytes;
 }

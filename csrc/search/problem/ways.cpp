@@ -1,6 +1,7 @@
 #include "search/problem/ways.hpp"
 
 #include "search/problem/dominance.hpp"
+#include "search/problem/phases.hpp"
 
 namespace osdp::search {
 namespace {
@@ -22,7 +23,7 @@ std::vector<SlotOption> slot_options(const std::vector<Candidate>& candidates, R
     o.before = o.after = x.state_bytes;
     if (!request.paper()) {
       o.before += x.gathered_bytes - (batch.accumulation > 1 ? 0 : x.gradient_bytes);
-      o.own = x.own_bytes;
+      o.own = own_in(x, batch.accumulation > 1);
       if (way == Recompute::Hold) o.held = x.held_bytes;
     }
     options.push_back(o);

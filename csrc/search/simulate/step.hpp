@@ -41,6 +41,8 @@ struct StepOperator {
   int64_t forward_work_bytes = 0;    // while its forward runs
   int64_t slice_copy_bytes = 0;      // one replicated slice in the compute dtype, while its product runs
   int64_t recompute_work_bytes = 0;  // while its recomputation runs
+  // The part of whole_gradient_bytes that a further micro-batch adds to in place: of slices.
+  int64_t summed_gradient_bytes = 0;
 };
 
 // A recomputed block of consecutive operators.

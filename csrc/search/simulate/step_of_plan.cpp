@@ -93,6 +93,8 @@ class Builder {
     for (const auto& [from, to] : gradients_begin_at_) {
       const int64_t bytes = std::exchange(step_.operators[from].whole_gradient_bytes, 0);
       step_.operators[to].whole_gradient_bytes = Linear{step_.operators[to].whole_gradient_bytes, bytes}(1);
+      const int64_t summed = std::exchange(step_.operators[from].summed_gradient_bytes, 0);
+      step_.operators[to].summed_gradient_bytes += summed;  // at most the former
     }
     return std::move(step_);
   }
@@ -125,6 +127,7 @@ class Builder {
     o.resident_bytes = c.state_bytes - c.gradient_bytes;
     // Backward of the first slice allocates the gradients that this rank keeps of all slices.
     o.whole_gradient_bytes = c.granularity > 1 ? c.gradient_bytes : c.whole_gradient_bytes;
+    if (c.granularity > 1) o.summed_gradient_bytes = summed_in_place(op, c);
     o.parts = c.granularity;
     sliced_[i] = c.granularity > 1;
     if (sliced_[i]) {  // each further slice launches three more products, one of them in forward
@@ -135,6 +138,18 @@ class Builder {
     }
     kept_gradients_[i] = c.gradient_bytes - o.whole_gradient_bytes;
     step_.optimizer_ps = Linear{step_.optimizer_ps, c.optimizer_ps}(1);
+  }
+
+  // The gradients of slices that a further micro-batch adds in place: under mixed precision those of sharded
+  // ones, the others wait for their bucket (StepBucket::further_bytes).
+  static int64_t summed_in_place(const Operator& op, const Candidate& c) {
+    const Tensor& weight = op.tensors.at(op.split_tensor);
+    if (!weight.trainable) return 0;
+    int64_t bytes = c.gradient_bytes;
+    for (const Tensor& t : op.tensors)
+      if (&t != &weight && t.trainable) bytes -= t.bytes();
+    const bool mixed = weight.compute_bytes() != weight.bytes() || weight.reduce_bytes() != weight.bytes();
+    return bytes - (mixed ? (c.granularity - c.sharded_slices) * (weight.bytes() / c.granularity) : 0);
   }
 
   // What the other micro-batches in flight have saved: of recomputed blocks their inputs.
@@ -186,11 +201,14 @@ class Builder {
   }
 
   // A look-up copies the rows that it has found in a slice, as many as a slice has at most, to the result,
-  // which is among the values that later operators read. Columns of the gradient are copied in backward.
-  void add_copies_of_look_up(StepOperator& o, const Operator& at, int64_t slice_bytes, int64_t granularity,
-                             Split split) const {
+  // which is among the values that later operators read. Slices of rows need the indices in order, where they
+  // were, and those of one slice. Columns of the gradient are copied in backward.
+  void add_copies_of_look_up(StepOperator& o, const Operator& at, int64_t slice_bytes, int64_t row_bytes,
+                             int64_t granularity, Split split) const {
     const int64_t values = of_batch(at.forward_work_bytes_fixed, at.forward_work_bytes_per_sample);
-    o.forward_work_bytes = std::max(o.forward_work_bytes, Linear{slice_bytes, values}(1));
+    const int64_t indices = split == Split::Out ? values / row_bytes * 3 * int64_t{sizeof(int64_t)} : 0;
+    const int64_t copies = Linear{std::min(slice_bytes, values), indices}(1);
+    o.forward_work_bytes = std::max(o.forward_work_bytes, Linear{copies, values}(1));
     if (o.block >= 0) o.recompute_work_bytes = std::max(o.recompute_work_bytes, o.forward_work_bytes);
     if (split == Split::In) o.work_bytes = Linear{o.work_bytes, o.work_bytes / granularity}(1);
   }
@@ -346,7 +364,8 @@ class Builder {
       if (whole > 0 && weight.trainable) o.slice_gradient_bytes = std::max(o.slice_gradient_bytes, slice);
       if (whole > 0 && weight.copy_bytes() > 0) o.slice_copy_bytes = std::max(o.slice_copy_bytes, slice);
       if (calls++ < op.look_ups)
-        add_copies_of_look_up(o, at, slice, choice.granularity, choice.split);
+        add_copies_of_look_up(o, at, slice, weight.compute_bytes() / op.out_features, choice.granularity,
+                              choice.split);
       else
         add_sum_of_slices(o, at, op, choice.split);
     }

@@ -48,7 +48,8 @@ void check(const Step& step) {
   for (const StepOperator& o : step.operators) {
     check_bytes(o.name, {o.resident_bytes, o.saved_bytes, o.work_bytes, o.forward_work_bytes,
                          o.recompute_work_bytes, o.whole_gradient_bytes, o.full_gradient_bytes,
-                         o.slice_gradient_bytes, o.cast_gradient_bytes, o.slice_copy_bytes});
+                         o.slice_gradient_bytes, o.cast_gradient_bytes, o.slice_copy_bytes,
+                         o.summed_gradient_bytes, o.whole_gradient_bytes - o.summed_gradient_bytes});
     const auto [least, most] = std::minmax({o.forward_ps, o.recompute_ps, o.backward_ps});
     if (least < 0 || most > kLargestSum || o.parts < 1) {
       throw InvalidProblem("operator '" + o.name + "': a time that is none, or no parts");
@@ -304,11 +305,13 @@ class Writer {
       if (recomputes && before_use(o.block)) recompute(o.block);
       for (auto u = ends.rbegin(); u != ends.rend(); ++u) use(*u);
       if (recomputes && !before_use(o.block)) recompute(o.block);
-      memory(o.whole_gradient_bytes + o.cast_gradient_bytes + o.work_bytes);
+      const int64_t summed = accumulates_ ? o.summed_gradient_bytes : 0;
+      memory(o.whole_gradient_bytes - summed + o.cast_gradient_bytes + o.work_bytes);
       backward_of(i);
       memory(-o.work_bytes);
       for (int u : completes_[i]) complete(u);
-      if (accumulates_) memory(packed_by_buckets(i) - o.whole_gradient_bytes);  // the rest is in the sum
+      if (accumulates_)
+        memory(packed_by_buckets(i) + summed - o.whole_gradient_bytes);  // the rest is in the sum
       for (int b : fills_[i]) {
         if (last_ || !step_.buckets_once)
           add(Kind::ReduceBucket, b).adds = accumulates_;

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from harness import Member
@@ -176,6 +178,40 @@ def through_data(me: Member) -> None:
 )
 def test_a_write_through_data(ranks):
     ranks(through_data, world=2)
+
+
+class Taught(nn.Module):
+    """A student, and a frozen copy that follows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 8))
+        self.teacher = copy.deepcopy(self.student).requires_grad_(False)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.student(x) * self.teacher(x))
+
+
+def followed(me: Member) -> None:
+    for name, plan in {"NO_SHARD": "NO_SHARD", **SHARDED, "in": lambda d: plans.in_slices(d, "in")}.items():
+        with naming(name):
+            pair = Pair(me, Workload(Taught, vectors(6, 4)), plan)
+            for step in range(3):
+                pair.backward(pair.data(step))
+                pair.same_gradients()
+                pair.update()
+                for model, _ in pair.both:
+                    pairs = zip(model.student.parameters(), model.teacher.parameters(), strict=True)
+                    with torch.no_grad():
+                        for student, teacher in pairs:
+                            teacher.mul_(0.9).add_(student, alpha=0.1)
+            pair.same_parameters()
+
+
+@pytest.mark.outcome("a moving average between steps, of a part in its frozen copy (BYOL, DINO)", "equal")
+def test_a_copy_that_follows(ranks):
+    ranks(followed, world=2)
 
 
 def change(pair: Pair, how: str) -> None:

@@ -320,7 +320,7 @@ def test_only_plain_embeddings_can_be_computed_in_slices() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.plain = nn.Embedding(6, 4, padding_idx=2)
-            self.frozen = nn.Embedding(6, 4).requires_grad_(False)
+            self.frozen = nn.Embedding(9, 4).requires_grad_(False)
             self.renormed = nn.Embedding(6, 4, max_norm=1.0)
             self.by_frequency = nn.Embedding(6, 4, scale_grad_by_freq=True)
             self.sparse = nn.Embedding(6, 4, sparse=True)

@@ -161,7 +161,9 @@ def main() -> int:
 
     def run(family: str, manners: list[str]) -> bool:
         try:
-            rows = run_ranks(__file__, [family, str(given.plans), *manners], 2, seconds=600, environment=KEPT)
+            rows = run_ranks(
+                __file__, [family, str(given.plans), *manners], 2, seconds=1800, environment=KEPT
+            )
         except RuntimeError as error:
             print(f"{family}, {', '.join(manners)}: {error}", flush=True)
             return False
@@ -181,5 +183,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    if not as_rank(measure):
+    if not as_rank(measure, patience=900):  # rank 0 searches, perhaps beside other work
         sys.exit(main())

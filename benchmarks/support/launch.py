@@ -71,8 +71,9 @@ def run_ranks(
         return json.loads(answer.read_text())
 
 
-def as_rank(job: Callable[..., Any], *arguments: Any) -> bool:
-    """In a rank: runs `job` within a gloo process group, with one thread, and hands its result back; else False."""
+def as_rank(job: Callable[..., Any], *, patience: float = 100) -> bool:
+    """In a rank: runs `job` within a gloo process group, with one thread, and hands its result back; else False.
+    `patience`: seconds that ranks wait for one another."""
     if "--as-rank" not in sys.argv:
         return False
     import torch
@@ -81,7 +82,7 @@ def as_rank(job: Callable[..., Any], *arguments: Any) -> bool:
     at = sys.argv.index("--as-rank")
     answer, given = Path(sys.argv[at + 1]), sys.argv[at + 2 :]
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=100))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=patience))
     result = job(*given)
     if dist.get_rank() == 0:
         answer.write_text(json.dumps(result))

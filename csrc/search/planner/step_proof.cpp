@@ -53,25 +53,6 @@ Request bound_request(Request problem, StepShares shares, int64_t limit_bytes, G
   return problem;
 }
 
-std::vector<StepProver::Weighed> StepProver::open(double enough) const {
-  std::vector<Range> ranges = ranges_;
-  std::sort(ranges.begin(), ranges.end(),
-            [](const Range& a, const Range& b) { return a.bound_s_per_sample < b.bound_s_per_sample; });
-  std::vector<Weighed> found;
-  for (const Range& r : ranges) {
-    if (r.bound_s_per_sample >= enough) break;
-    found.push_back({r.shares, r.sizes, r.gather});
-  }
-  return found;
-}
-
-Schedule StepProver::at(const Weighed& by, int64_t limit_bytes, double gap) const {
-  Request r = bound_request(problem_, by.shares, limit_bytes, by.gather);
-  r.sizes = by.sizes;
-  r.space.every_latency = true;
-  return searches_.run(r, gap, kWork);
-}
-
 StepProver::Line StepProver::line_of(const Corners& corners, const Found& plan) {
   const auto samples = static_cast<double>(plan.batch.samples());
   const auto value = [&](size_t corner) {

@@ -56,16 +56,6 @@ class StepProver {
   Proof proof() const;
   // The minima for the ranges and shares tried, and plans near them.
   const std::vector<Found>& plans() const { return plans_; }
-  struct Weighed {
-    StepShares shares;
-    BatchSizes sizes;
-    GatherRange gather;
-  };
-  // The ranges with a bound below `enough` seconds per sample, lowest first, with that bound's shares.
-  std::vector<Weighed> open(double enough) const;
-  // The best plans of such a range by the bound with these shares, under another limit of the certain
-  // memory; their operators do not need a unit with their neighbours.
-  Schedule at(const Weighed& by, int64_t limit_bytes, double gap) const;
 
  private:
   struct Range {

@@ -12,8 +12,6 @@
 namespace osdp::search {
 namespace {
 
-constexpr size_t kMostRanges = 12;
-constexpr int kMostLimits = 6;   // lower limits for plans whose step is over
 constexpr double kFar = 0.02;    // gap above which the smaller space is searched to the end
 constexpr size_t kPolished = 6;  // plans that local search begins with
 // Limits of local search: the number of steps, beside Wish::played_operators.
@@ -75,11 +73,9 @@ class StepSearch {
     weighed_->space.every_latency = true;
     evaluator_.emplace(*weighed_, searches_.planner().player(), limit_.most_bytes());
     consider_proven();
-    if (!fits()) lower_limits();
     // Over all batches the smallest limit is that of the least plan; a batch is searched to the end.
     if (problem_.batches.empty() && !fits() && !least_fits()) return false;
-    if (!done()) sharpen();
-    if (!done()) lower_limits();
+    sharpen();
     return true;
   }
 
@@ -107,25 +103,16 @@ class StepSearch {
     return within(enough_ps());
   }
 
-  // Simulates a plan. Keeps seeds sorted: those that fit, fastest first, then the others. Returns the memory
-  // that it leaves.
-  int64_t consider(const IndexedPlan& plan) {
+  // Simulates a plan. Keeps seeds sorted: those that fit, fastest first, then the others.
+  void consider(const IndexedPlan& plan) {
     PlanEvaluator& own = *evaluator_;
     for (const Seed& s : seeds_)
-      if (s.plan == plan) return s.spare_bytes;
+      if (s.plan == plan) return;
     Seed seed{plan, own.play(plan), limit_.spare(own.largest_peak_bytes(plan))};
-    const int64_t left = seed.spare_bytes;
     const auto before = [](const Seed& a, const Seed& b) {
       return (a.spare_bytes >= 0) != (b.spare_bytes >= 0) ? a.spare_bytes >= 0 : a.faster_than(b);
     };
     seeds_.insert(std::upper_bound(seeds_.begin(), seeds_.end(), seed, before), std::move(seed));
-    return left;
-  }
-  int64_t consider(const Schedule& found) {
-    if (!found.feasible) return 0;
-    const int64_t left = consider(indexed_plan(found_of(found)));
-    for (const Found& plan : found.runners_up) consider(indexed_plan(plan));
-    return left;
   }
 
   void consider_proven() {
@@ -135,20 +122,6 @@ class StepSearch {
   // Raises the bound by dividing the plans into ranges of budgets; their minima are more plans.
   void sharpen() {
     while (!done() && prover_.sharpen(needed_s())) consider_proven();
-  }
-
-  // The same bound under limits that leave room for transients, in the ranges that may have faster plans.
-  void lower_limits() {
-    std::vector<StepProver::Weighed> ranges = prover_.open(needed_s());
-    if (ranges.size() > kMostRanges) ranges.resize(kMostRanges);
-    for (const auto& range : ranges) {
-      int64_t limit = limit_.most_bytes();
-      for (int n = 0; n < kMostLimits && !done(); ++n) {
-        const int64_t left = consider(prover_.at(range, limit, gap_ / 20));
-        if (left >= 0) break;
-        limit += left;
-      }
-    }
   }
 
   bool far() const {

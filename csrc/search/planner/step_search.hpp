@@ -4,11 +4,10 @@
 // The minimum of the step bound is a lower bound for all plans (planner/step_proof.hpp), and the plans that
 // attain it are nearly the fastest in simulation. They are simulated first. While the fastest plan so far is
 // farther above the bound than the gap that was asked for, plans are divided by what they gather ahead, which
-// raises the bound (Note [Ranges of the budget] in planner/step_proof.hpp). Those over the limit, since a
-// step also holds what is gathered ahead and what leaves, are searched again under a limit that is lower by
-// what they are over; the same bound gives plans of the space that only shards, which are often faster. Then
-// the fastest plans are improved by local search on the simulator (heuristics/polish.hpp), and where the gap
-// is still large, those of the smaller space by themselves.
+// raises the bound (Note [Ranges of the budget] in planner/step_proof.hpp); the minima for these ranges are
+// more plans. The same bound gives plans of the space that only shards, which are often faster. Then the
+// fastest plans are improved by local search on the simulator (heuristics/polish.hpp), and where the gap is
+// still large, those of the smaller space by themselves.
 #pragma once
 
 #include "search/planner/peak_limit.hpp"

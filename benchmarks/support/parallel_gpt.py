@@ -1,4 +1,4 @@
-"""A GPT whose layers torch's parallelize_module can divide: 8 layers x 512, 25.8 million parameters."""
+"""A GPT whose layers torch's parallelize_module can divide: by default 8 layers x 512, 25.8 million parameters."""
 
 from __future__ import annotations
 
@@ -42,19 +42,33 @@ class Block(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
-class GPT(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.token = nn.Embedding(VOCABULARY, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
-        self.norm = nn.LayerNorm(WIDTH)
-        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+# Between the products whole tensors pass: what osdp.search knows of styles without layouts of their own.
+STYLES = {f"blocks.*.attention.{p}": "colwise" for p in "qkv"} | {
+    "blocks.*.attention.out": "rowwise",
+    "blocks.*.up": "colwise",
+    "blocks.*.down": "rowwise",
+}
 
-    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+
+class GPT(nn.Module):
+    def __init__(self, layers: int = LAYERS, vocabulary: int = VOCABULARY) -> None:
+        super().__init__()
+        self.token = nn.Embedding(vocabulary, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(layers))
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, vocabulary, bias=False)
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+        """The loss; without targets the logits."""
         x = self.token(tokens)
         for block in self.blocks:
             x = block(x)
-        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
+        logits: Tensor = self.head(self.norm(x))
+        return logits if targets is None else loss_of(logits, targets)
+
+
+def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def parallel_gpt(mesh: DeviceMesh) -> GPT:

@@ -186,7 +186,9 @@ def _replace(
         stages = owners.of_module(child, at)
         if stages == {stage} or (not stages and at != ends):
             continue
-        if at == ends or stage not in stages:
+        # A list of modules is not called: forward goes through it, whatever stages its modules are of.
+        called = not isinstance(child, (nn.ModuleList, nn.ModuleDict))
+        if at == ends or (called and stage not in stages):
             module._modules[name] = StandIn(passing, at == ends)
         else:
             _replace(child, at, owners, stage, ends, passing)

@@ -23,7 +23,7 @@ def best_plan(problem: SearchProblem, limit: int) -> Plan:
     with Progress("osdp.search") as progress:
         problem, answer = _solved(problem, limit, lambda gap: progress(gap_in_words(gap)))
     if not answer.feasible:
-        raise _nothing_fits(problem, limit, answer.smallest_limit_bytes)
+        raise _nothing_fits(problem, limit, answer.smallest_limit_bytes, answer.out_of_time)
     at_least = problem.searched.at_least
     if at_least is not None and answer.throughput(problem.ranks) < at_least:
         best = plan_of(problem, answer)
@@ -72,7 +72,9 @@ def gap_in_words(gap: float) -> str:
     )
 
 
-def _nothing_fits(problem: SearchProblem, limit: int, least: int) -> InfeasibleError:
+def _nothing_fits(
+    problem: SearchProblem, limit: int, least: int, out_of_time: bool = False
+) -> InfeasibleError:
     method = problem.searched.method
     if least <= limit:
         return InfeasibleError(
@@ -94,7 +96,12 @@ def _nothing_fits(problem: SearchProblem, limit: int, least: int) -> InfeasibleE
         answer = exact.planner.any_plan(wish)
     nearest = plan_of(searched, answer)
     return InfeasibleError(
-        f"no plan fits {format_bytes(limit)}; the smallest that fits is {format_bytes(least)}: "
+        (
+            f"no plan that fits {format_bytes(limit)} was found in {problem.searched.time_limit_s:g} s: allow a larger "
+            f"time_limit; the smallest that was found fits {format_bytes(least)}: "
+            if out_of_time and problem.searched.time_limit_s is not None
+            else f"no plan fits {format_bytes(limit)}; the smallest that fits is {format_bytes(least)}: "
+        )
         + _summary(nearest)
         + _not_recomputed(problem),
         least,

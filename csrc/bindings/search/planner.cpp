@@ -98,6 +98,7 @@ void bind_answer(py::module_& m) {
       .def_property_readonly("step_bound_ps", &Answer::step_bound_ps)
       .def_readonly("limit_bytes", &Answer::limit_bytes)
       .def_readonly("interrupted", &Answer::interrupted)
+      .def_readonly("out_of_time", &Answer::out_of_time)
       .def_readonly("smallest_limit_bytes", &Answer::smallest_limit_bytes)
       .def("throughput", &Answer::throughput, "ranks"_a);
   py::class_<Schedule>(m, "Schedule")

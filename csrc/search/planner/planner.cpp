@@ -84,6 +84,7 @@ Answer Planner::search(const Wish& wish, const Interrupted& interrupted) const {
     Answer found = searches.best_plan(wish.limit_bytes, batches);
     price(searches, batches, found);
     found.interrupted = interrupted && interrupted();
+    found.out_of_time = searches.left_s() <= 0;
     return found;
   }
   Answer least = least_memory(searches);

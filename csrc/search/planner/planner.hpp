@@ -67,6 +67,7 @@ struct Answer {
   int64_t peak_bytes = 0;  // Planner::largest_peak
   Proof proof;
   bool interrupted = false;          // the caller ended the search
+  bool out_of_time = false;          // its time limit did: a smaller limit than smallest_limit_bytes may do
   int64_t limit_bytes = 0;           // limit of the search
   int64_t smallest_limit_bytes = 0;  // if infeasible: a feasible limit; 0: not known
 

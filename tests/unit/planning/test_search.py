@@ -238,6 +238,13 @@ def test_infeasible_says_what_would_fit():
         osdp.search(description, memory=smallest - 1, world_size=8, hardware=machine())
 
 
+def test_a_search_that_its_time_ended_does_not_say_that_nothing_fits():
+    with pytest.raises(
+        osdp.InfeasibleError, match=r"no plan .* was found in 1e-06 s: allow a larger time_limit"
+    ):
+        osdp.search(gpt(4, 256), memory="4MiB", world_size=8, hardware=machine(), time_limit=1e-6)
+
+
 def test_a_batch_whose_sum_and_least_plan_do_not_fit_may_have_a_plan():
     """A search over all batches returns it: it can be asked for, too."""
     description = transformer([8192] * 4)

@@ -17,7 +17,10 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard as torchs_fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.debug import CommDebugMode
 from torch.optim import SGD, AdamW
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 import osdp
 
@@ -92,6 +95,34 @@ def trained(me: Member) -> None:
 
 def test_steps_are_one_processs(ranks):
     ranks(trained, world=2)
+
+
+class Repeats(TorchDispatchMode):
+    """Calls every operation again, as modes that count or log do."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def in_dispatch_modes(me: Member) -> None:
+    for mode in (Repeats, CommDebugMode, partial(FlopCounterMode, display=False)):
+        model, whole = sharded(me), net()
+        optimizers = SGD(model.parameters(), lr=0.1), SGD(whole.parameters(), lr=0.1)
+        for step in range(2):
+            x = batch(me, step)
+            with mode():
+                model(me.part(x)).square().mean().backward()
+                optimizers[0].step()
+            whole(x).square().mean().backward()
+            optimizers[1].step()
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            same(model, whole, f"{mode}, step {step}")
+
+
+def test_in_a_dispatch_mode(ranks):
+    """It repeats an operation with what the runtime gives it: a parameter, which for Python is a DTensor."""
+    ranks(in_dispatch_modes, world=2)
 
 
 def whole_matrices(me: Member) -> None:

@@ -141,10 +141,12 @@ class FSDPModule(nn.Module):
 
     def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
         """With False, the units stay gathered after a backward for the next micro-batch, until an optimizer's step. A
-        stage of a pipeline with a plan of its own keeps what the plan keeps: Note [Micro-batches of a stage]."""
+        stage of a pipeline keeps nothing after the last one of a step, and before that with a plan of its own what the plan
+        keeps: Note [Micro-batches of a stage]."""
         parameters = self._of(recurse)
         if not reshard_after_backward and state_of(self).in_stage:
             parameters = staying(parameters, sharded_of(self))
+            reshard_after_backward = state_of(self).last_backward
         change_setting(parameters, STAYS_AFTER_BACKWARD, not reshard_after_backward)
 
     def set_unshard_in_backward(self, unshard_in_backward: bool) -> None:

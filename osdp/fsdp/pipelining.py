@@ -5,8 +5,8 @@ reads `fully_shard.state(module)`, lets each of the state's parameter groups red
 `_root_post_backward_final_callback`. Here there are no parameter groups, and that call reduces what was kept, and reshards.
 
 Note [Micro-batches of a stage]
-torch would reduce after the last backward. Here the last backward of a step, which the stage's number of micro-batches
-tells, reduces while it computes; if the count is ever wrong, what is left is reduced at the end.
+torch would reduce, and free what is gathered, after the last backward. Here the last backward of a step, which the stage's
+number of micro-batches tells, does both while it computes; if the count is ever wrong, what is left is reduced at the end.
   Where the stage has a plan that was searched for it, the plan decides what stays: units of modes that are gathered anew for
 backward (FULL_SHARD, HYBRID_SHARD) are gathered, and their gradients reduced, in every micro-batch, since the plan's memory
 has no room for more. What a rank holds throughout (SHARD_GRAD_OP, NO_SHARD) is gathered and reduced once a step. Without

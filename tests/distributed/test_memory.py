@@ -331,6 +331,49 @@ def test_slices_of_further_micro_batches_are_added_in_place(ranks, split):
             assert 0.95 * predicted <= measured <= predicted + SLACK_BYTES, make
 
 
+def peak_of_a_stage(me: Member, micro_batches: int) -> tuple[int, int]:
+    def make() -> nn.Module:
+        return nn.Sequential(*(nn.Linear(256, 256) for _ in range(8)))
+
+    model, x = make(), torch.randn(4, 256)
+    plan = osdp.search(
+        osdp.describe(make(), x),
+        memory="1GiB",
+        world_size=me.world,
+        hardware=replace(osdp.Hardware.load("rtx-titan-8"), device="cpu"),
+        optimizer="sgd",
+        modes=["SHARD_GRAD_OP"],
+        global_batch_size=4 * micro_batches * me.world,
+        batch_size=4,
+        tensor_parallel=1,
+        pipeline_parallel=1,
+    )
+    _C.memory_meter_install()
+    gc.collect()
+    empty = _C.memory_live_bytes() - sum(p.nbytes for p in model.parameters())
+    pipe = osdp.parallelize(model, plan, lambda y, target: (y - target).square().mean())
+    del model
+    inputs = torch.randn(4 * micro_batches, 256)
+    for _ in range(3):
+        _C.memory_reset_peak()
+        pipe.step(inputs, target=inputs)
+        for p in pipe.parameters():
+            p.grad = None
+    return _C.memory_peak_bytes() - empty - inputs.nbytes, plan.stages[0].plan.simulate().largest_peak_bytes
+
+
+def peaks_of_stages(me: Member) -> list[tuple[int, int]]:
+    peak_of_a_stage(me, 1)  # what is made once in a process
+    return [peak_of_a_stage(me, micro_batches) for micro_batches in (1, 3)]
+
+
+def test_a_stage_frees_what_it_gathers_in_its_last_backward(ranks):
+    """Before, it holds sums of gradients beside this rank's part."""
+    for peaks in ranks(peaks_of_stages, world=4):
+        for measured, predicted in peaks:
+            assert 0.95 * predicted <= measured <= 1.02 * predicted
+
+
 def gradient_of_a_hook(me: Member) -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64, bias=False))
     plan = osdp.Plan.uniform(osdp.describe(model, torch.randn(4, 64), precision="bf16"), "FULL_SHARD")

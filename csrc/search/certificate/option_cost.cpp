@@ -42,13 +42,13 @@ class Columns {
     c.summed_bytes = summed_in_place();
     c.kept_bytes = traits(choice_.mode).kept ? gathered() : 0;
     c.held_bytes = held();
-    if (kept_throughout()) {  // parameters, and the sum of their gradients instead of a part of it
-      const int64_t more = summed() - c.gradient_bytes;
+    if (kept_throughout()) {  // parameters, and the sum of their gradients beside this rank's part
+      const int64_t more = summed();
       if (request_.space.stage.micro_batches == 2) {  // until the backward of the second
         c.kept_bytes += more;
       } else {
         c.state_bytes += gathered() + more;
-        c.gradient_bytes = summed(), c.kept_bytes = 0;
+        c.gradient_bytes += more, c.kept_bytes = 0;
       }
     }
     c.optimizer_ps = rounded_ps(static_cast<double>(updated()) * device_.optimizer_s_per_byte, op_.name);

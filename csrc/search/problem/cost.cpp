@@ -70,7 +70,7 @@ class Pricer {
       seconds += reduction;
     }
     if (!kept_throughout(mode)) return finish(c, seconds, updated);
-    const int64_t sum = full_gradient_bytes_ - c.gradient_bytes;  // more than a part
+    const int64_t sum = full_gradient_bytes_;  // beside the part, which is there from the first backward on
     if (between_first_and_last()) {
       c.gathered_bytes -= compute_bytes_;
       c.state_bytes += compute_bytes_ + sum;

@@ -77,9 +77,10 @@ struct GatherRange {
 // backward, as in a step without a pipeline, those of the others in every phase.
 // What is in memory throughout is communicated once a step: replicated parameters (NO_SHARD, and replicated
 // slices) are averaged in the last micro-batch only; parameters that stay gathered (SHARD_GRAD_OP) are
-// gathered in the first forward, stay until the last backward, and their gradients are summed in full and
-// reduced then. FULL_SHARD and HYBRID_SHARD are gathered and reduced in every micro-batch.
-// In times of a micro-batch, what is communicated once counts as a part of `micro_batches`.
+// gathered in the first forward, stay until the last backward, and their gradients are summed in full,
+// beside this rank's part (`.grad`), and reduced then. FULL_SHARD and HYBRID_SHARD are gathered and reduced
+// in every micro-batch. In times of a micro-batch, what is communicated once counts as a part of
+// `micro_batches`.
 struct PipelineStage {
   int64_t in_flight = 1;
   int64_t micro_batches = 0;  // of every batch that is asked for; 0: not a stage

@@ -323,6 +323,11 @@ class Writer {
     }
     add(Kind::AwaitCommunication, -1);
     program_.order.push_back(-1);
+    if (accumulates_ || last_) return;
+    // Beside a sum, `.grad` is this rank's part from now on: Note [Gradients kept under no_sync] in
+    // runtime/step/unit_scheduler.cpp.
+    for (const StepUnit& u : step_.units)
+      if (u.once) memory(u.kept_gradient_bytes);
   }
 
   // The part of its gradient in a further micro-batch that is freed once a bucket has packed it.
@@ -360,7 +365,7 @@ class Writer {
   void reduce(int u) {
     if (step_.units[u].reduce.alone_ps > 0) {
       if (step_.lanes.enqueue) add(Kind::AwaitReduction, -1);
-      add(Kind::Reduce, u).adds = accumulates_ && !step_.units[u].once;
+      add(Kind::Reduce, u).adds = accumulates_;
     } else {
       memory(-step_.units[u].gradient_bytes);
     }

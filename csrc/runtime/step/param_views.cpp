@@ -78,9 +78,10 @@ void ParamViews::drop_copies() {
 // moving average in a frozen parameter) would be lost at the reshard, and would never reach the ranks that
 // hold the rows. Such a write is detected by the tensor's version counter, which only in-place operations
 // increment, and refused; p.data = ... by the memory that the parameter has then. Writes through p.data do
-// not change the counter: in the first forwards and in every 100th, each rank compares its rows with the
-// gathered ones at the end of a call. Writes to parameters that every rank holds in full persist; if ranks
-// write different values, the next digest of the replicas detects it.
+// not change the counter: on CPUs, in the first forwards and in every 100th, each rank compares its rows with
+// the gathered ones at the end of a call. (On a stream the host would have to wait for the gather, and would
+// compare what a gather that failed has left.) Writes to parameters that every rank holds in full persist; if
+// ranks write different values, the next digest of the replicas detects it.
 void ParamViews::refuse_write(const Parameter& p, const std::string& where) const {
   faults::throw_error(
       faults::ErrorKind::Sharding,

@@ -320,7 +320,7 @@ void Slot::detach() noexcept {
 
 bool Slot::overwritten() const {
   const at::Tensor local = owner_->local();
-  if (!attached_ || range_.count == 0 || local.device() != full_.device()) return false;
+  if (!attached_ || range_.count == 0 || !local.is_cpu() || !full_.is_cpu()) return false;
   const int64_t elements = range_.count * range_.row_elements;
   const at::Tensor gathered = padded_.narrow(0, range_.begin * range_.row_elements, elements);
   return !same_values(gathered, rows_of(local));

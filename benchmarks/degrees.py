@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from planner import families
 from support import gpt_3d
+from support.degrees_on_h100 import degrees_of, searched
 from support.machine import machine
 
 import osdp
@@ -79,28 +80,13 @@ def large() -> list[dict[str, Any]]:
         ("GPT-3 175B", gpt, gpt_3d.MEGATRON, 1024, 1536),
     ):
         description = osdp.describe(model, *sample, precision="bf16")
-        began = time.process_time()  # of one thread; other processes do not count
-        plan = osdp.search(
-            description,
-            memory="80GB",
-            world_size=ranks,
-            hosts=ranks // 8,
-            hardware="h100-2x8",
-            precision="bf16-reduce-fp32",
-            global_batch_size=batch,
-            tensor_parallel="auto",
-            pipeline_parallel="auto",
-            tp_plan=styles,
-        )
-        assert isinstance(plan, osdp.ParallelPlan)
-        degrees = [plan.tensor_parallel, plan.pipeline_parallel, plan.data_parallel]
-        seconds = time.process_time() - began
+        plan, seconds = searched(description, ranks, batch, styles, memory="80GB")
         steps = {a.name: a.step_time_s for a in plan.alternatives}
         rows.append(
             {
                 "model": name,
                 "ranks": ranks,
-                "degrees": degrees,
+                "degrees": degrees_of(plan),
                 "step_s": plan.step_time_s,
                 "search_s": seconds,
                 **steps,

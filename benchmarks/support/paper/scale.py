@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,8 @@ import published_3d
 import osdp
 from osdp.description.model_description import ModelDescription
 from support import gpt_3d
+from support.degrees_on_h100 import degrees_of, searched
 
-HARDWARE = "h100-2x8"
-PER_HOST = 8
 RANKS = (64, 512, 4096)
 TOKENS = 2**22  # a step of up to 512 ranks; eight times that on 4,096, so that each rank has a sequence
 # layers, width, heads, vocabulary, sequence, Llama
@@ -47,25 +45,13 @@ def at_scale() -> list[dict[str, Any]]:
 def _searched(
     description: ModelDescription, ranks: int, batch: int, tokens: int, styles: dict[str, str]
 ) -> dict[str, Any]:
-    began = time.process_time()
-    plan = osdp.search(
-        description,
-        world_size=ranks,
-        hosts=ranks // PER_HOST,
-        hardware=HARDWARE,
-        precision="bf16-reduce-fp32",
-        global_batch_size=batch,
-        tensor_parallel="auto",
-        pipeline_parallel="auto",
-        tp_plan=styles,
-    )
-    assert isinstance(plan, osdp.ParallelPlan)
+    plan, seconds = searched(description, ranks, batch, styles)
     steps = {a.name: a.step_time_s for a in plan.alternatives} | {"3D+OSDP": plan.step_time_s}
     return {
         "tokens": batch * tokens,
-        "degrees": [plan.tensor_parallel, plan.pipeline_parallel, plan.data_parallel],
+        "degrees": degrees_of(plan),
         "micro_batch": plan.micro_batch_size,
-        "search_cpu_s": time.process_time() - began,
+        "search_cpu_s": seconds,
         "tokens_per_s_per_rank": {
             c: batch * tokens / ranks / s if s is not None else None for c, s in steps.items()
         },

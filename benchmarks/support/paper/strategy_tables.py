@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from support.paper.cells import best
 from support.paper.headlines import Row, cell, gains, recomputed
@@ -12,42 +13,28 @@ COLUMNS = ("DP", "GPipe", "TP", "FSDP", "3D", "OSDP-base", "OSDP", "3D+OSDP")
 
 
 def capped(rows: Sequence[Row]) -> list[str]:
-    lines = []
-    for r in rows:
-        cells = {c: cell(r, c) for c in COLUMNS}
-        lines.append(
-            [
-                r["model"],
-                r["setting"],
-                *(shown(c, r) for c in cells.values()),
-                gain(cells["OSDP"], cells["FSDP"]),
-                gain(cells["3D+OSDP"], cells["3D"]),
-                cells["3D+OSDP"].get("degrees", "-"),
-            ]
-        )
-    head = ("model", "setting", *COLUMNS, "OSDP over FSDP", "3D+OSDP over 3D", "its tensor x pipeline x data")
-    return table(head, lines)
+    return _strategies(rows, [{c: cell(r, c) for c in COLUMNS} for r in rows])
 
 
 def large(rows: Sequence[Row]) -> list[str]:
-    columns = ("DP", "GPipe", "TP", "FSDP", "3D", "OSDP", "3D+OSDP")
-    lines = []
-    for r in rows:
-        c = r["large"]
-        lines.append(
-            [
-                r["model"],
-                r["setting"],
-                *(shown(c[name], r) for name in columns),
-                gain(c["OSDP"], c["FSDP"]),
-                gain(c["3D+OSDP"], c["3D"]),
-                c["3D+OSDP"].get("degrees", "-"),
-            ]
-        )
-    return table(
-        ("model", "setting", *columns, "OSDP over FSDP", "3D+OSDP over 3D", "its tensor x pipeline x data"),
-        lines,
-    )
+    columns = [c for c in COLUMNS if c != "OSDP-base"]
+    return _strategies(rows, [{c: r["large"][c] for c in columns} for r in rows])
+
+
+def _strategies(rows: Sequence[Row], cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    lines = [
+        [
+            r["model"],
+            r["setting"],
+            *(shown(c, r) for c in of.values()),
+            gain(of["OSDP"], of["FSDP"]),
+            gain(of["3D+OSDP"], of["3D"]),
+            of["3D+OSDP"].get("degrees", "-"),
+        ]
+        for r, of in zip(rows, cells, strict=True)
+    ]
+    ends = ("OSDP over FSDP", "3D+OSDP over 3D", "its tensor x pipeline x data")
+    return table(("model", "setting", *cells[0], *ends), lines)
 
 
 def regimes(rows: Sequence[Row]) -> list[str]:

@@ -1,10 +1,10 @@
-"""The device is compiled once, before the first test that needs it. Cases that several tests look at run once."""
+"""The device is compiled once, before the first test that needs it. Cases that several tests look at run once: one process
+runs all of these tests, see tests/conftest.py."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import cases
@@ -13,13 +13,6 @@ import pytest
 import run_ranks
 
 Told = dict[str, list[dict[str, Any]]]
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """In one process, where several run tests: they share what the session's fixtures run."""
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("accelerator"))
 
 
 @pytest.fixture(scope="session", autouse=True)

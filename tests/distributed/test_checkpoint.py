@@ -69,7 +69,6 @@ def written(_pool, tmp_path_factory) -> dict[str, Path]:
     return {plan: folder / str(number) for number, plan in enumerate(PLANS)}
 
 
-@pytest.mark.xdist_group("written")
 @pytest.mark.parametrize("reader", PLANS)
 def test_other_ranks_and_another_plan_go_on_where_it_stopped(ranks, written, reader):
     """The two plans whose pieces are oddest read them all, the others read what those two wrote."""

@@ -77,6 +77,17 @@ class Layout:
         make: Any = DTensor
         return make(local, self._spec_as(local.dtype), requires_grad=False)
 
+    def whole_of(self, local: Tensor) -> Tensor:
+        """A tensor of the full shape, with memory of its own. Collective over the mesh."""
+        return cast(Tensor, self.wrap(local).full_tensor()).clone(memory_format=torch.contiguous_format)
+
+    def take_first(self, whole: Tensor) -> None:
+        """Give a tensor that all ranks of the mesh have the values of the first. Collective over the mesh."""
+        from torch import distributed as dist
+
+        for axis in range(self.mesh.ndim):
+            dist.broadcast(whole, group=self.mesh.get_group(axis), group_src=0)
+
     def _spec_as(self, dtype: torch.dtype) -> Any:
         from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,6 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from osdp.errors import DisagreementError, InvalidProblemError, PlanMismatchError, ProcessGroupError
+from osdp.fsdp.composable import fully_shard
+from osdp.parallel.first_values import check_values, take_first
 from osdp.parallel.owners import Owners
 from osdp.parallel.pipeline import Pipeline
 from osdp.parallel.split_outputs import SplitOutputs
@@ -20,8 +23,10 @@ from osdp.parallel.stage_module import check_entries, cut_to_stage
 from osdp.parallel.tensor_styles import check_styles, parallelize_stage
 from osdp.plan.parallel_plan import ParallelPlan
 from osdp.ranks.rank_group import Together
-from osdp.sharding.fully_shard import fully_shard
+from osdp.sharding.fully_shard import fully_shard as shard_by_plan
+from osdp.sharding.rollback import ModulesAsTheyWere
 
+_ITS_OWN = {"model", "plan", "process_group", "device_mesh", "ranks_per_host", "resharding"}
 _SCHEDULES = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
 
 
@@ -38,12 +43,15 @@ def parallelize(
 
     `loss_fn(output, target)`: the mean over a micro-batch, computed by the last stage. `tp_plan`: torch's styles, as
     `osdp.search` got them, needed where they have layouts of their own (SequenceParallel). `options` are those of
-    `osdp.fully_shard` with a plan (initialise=, mixed_precision=, ...). Ranks are numbered (pipeline, data, tensor), as the
-    search assumed. docs/pipelines.md says what a model's forward may do.
+    `osdp.fully_shard` with a plan (initialise=, cpu_offload=, dtensor_parameters=, ...). All ranks get rank 0's parameters
+    and buffers. Ranks are numbered (pipeline, data, tensor), as the search assumed. docs/pipelines.md says what a model's
+    forward may do.
 
-    Raises, on all ranks and with nothing changed: ProcessGroupError without a process group, PlanMismatchError for another
-    world size or model, DisagreementError if ranks differ in the plan, and InvalidProblemError for a stage that has no
-    parameters or no module where it begins, a parameter tied across stages, DTensors, and styles without layouts.
+    Raises, on all ranks and with nothing changed (values may be rank 0's): ProcessGroupError without a process group,
+    PlanMismatchError for another world size or model, DisagreementError if ranks differ in the plan, and
+    InvalidProblemError for a stage that has no parameters or no module where it begins, a parameter tied across stages,
+    DTensors, styles without layouts, and a model on the meta device that several stages would initialise; also the errors
+    of `osdp.fully_shard`.
 
     >>> plan = osdp.search(model, (tokens,), world_size=4, global_batch_size=16, pipeline_parallel=2, memory="8GB")
     >>> pipeline = osdp.parallelize(model, plan, loss_fn)
@@ -53,7 +61,8 @@ def parallelize(
             "osdp.parallelize needs a process group: call torch.distributed.init_process_group first"
         )
     together = Together(None, "osdp.parallelize")
-    owners = together.do("checking the plan", lambda: _checked(model, plan, loss_fn, tp_plan))
+    owners = together.do("checking the plan", lambda: _checked(model, plan, loss_fn, tp_plan, options))
+    check_values(model, plan, options, together)
     if len(set(together.all(hashlib.sha256(plan.dumps().encode()).hexdigest()))) > 1:
         raise DisagreementError(
             "ranks have different plans: search on one rank and load its file, or broadcast it"
@@ -61,11 +70,18 @@ def parallelize(
     device = _device_of(model, options.get("device_id"))
     mesh = _mesh(plan, device)
     stage = mesh["pp"].get_local_rank()
-    passing = cut_to_stage(model, owners, stage, _entries(plan))
-    if plan.tensor_parallel > 1:
-        divided = parallelize_stage(model, plan.description, plan.tp_plan, tp_plan, mesh["tp"])
-        passing.cuts = SplitOutputs(divided)
-    fully_shard(model, plan.stages[stage].plan, device_mesh=mesh["dp"], **options)
+    was = ModulesAsTheyWere(model)
+    try:
+        take_first(model, mesh["pp"])
+        passing = cut_to_stage(model, owners, stage, _entries(plan))
+        take_first(model, mesh["tp"])
+        if plan.tensor_parallel > 1:
+            divided = parallelize_stage(model, plan.description, plan.tp_plan, tp_plan, mesh["tp"])
+            passing.cuts = SplitOutputs(divided)
+        fully_shard(model, plan.stages[stage].plan, device_mesh=mesh["dp"], **options)
+    except BaseException:
+        was.put_back()
+        raise
     made = PipelineStage(model, stage, len(plan.stages), device, group=mesh["pp"].get_group())
     # torch has no 1F1B for fewer micro-batches than stages; the search plays GPipe then, too.
     kind = _SCHEDULES[plan.schedule] if plan.micro_batches >= len(plan.stages) else ScheduleGPipe
@@ -74,7 +90,11 @@ def parallelize(
 
 
 def _checked(
-    model: nn.Module, plan: ParallelPlan, loss_fn: object, tp_plan: Mapping[str, Any] | None
+    model: nn.Module,
+    plan: ParallelPlan,
+    loss_fn: object,
+    tp_plan: Mapping[str, Any] | None,
+    options: Mapping[str, Any],
 ) -> Owners:
     if not isinstance(plan, ParallelPlan):
         raise InvalidProblemError(
@@ -83,6 +103,12 @@ def _checked(
         )
     if not callable(loss_fn):
         raise InvalidProblemError(f"loss_fn must be a function of output and target, not {loss_fn!r}")
+    known = inspect.signature(shard_by_plan).parameters.keys() | {"dtensor_parameters"}
+    if unknown := sorted(options.keys() - known | options.keys() & _ITS_OWN):
+        raise InvalidProblemError(
+            f"osdp.parallelize has no option {unknown[0]}=: it takes those of osdp.fully_shard with a plan, but for groups "
+            "and meshes, which it makes itself"
+        )
     if plan.world_size != dist.get_world_size():
         raise PlanMismatchError(
             f"the plan is for {plan.world_size} ranks ({plan.tensor_parallel} x {plan.pipeline_parallel} x "

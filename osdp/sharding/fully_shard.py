@@ -46,7 +46,7 @@ from osdp.sharding.rollback import AsItWas
 from osdp.sharding.sharded_model import Sharded, joined, register, sliced_modules, splits_of, unregister
 from osdp.sharding.shared_memory import note_former
 from osdp.sharding.state_dict import show_full_parameters
-from osdp.sharding.tensor_parallel import LocalParts, check_layouts, left_to_be_loaded, wrap_parameters
+from osdp.sharding.tensor_parallel import LocalParts, check_layouts, wrap_parameters
 from osdp.sharding.torch_patches.install import install_torch_tools, keep_torch_tools, leave_torch
 from osdp.sharding.torch_patches.other_parallels import mark_for_others
 from osdp.sharding.unit_calls import install_calls
@@ -152,7 +152,6 @@ def _fully_shard(
 ) -> nn.Module:
     """`fully_shard` of a model whose parameters are plain tensors."""
     together = Together(group, "osdp.fully_shard")
-    initialise = left_to_be_loaded(model, initialise)
     keep_ties(model)
     error: Exception | None = None
     offload = False
@@ -160,7 +159,7 @@ def _fully_shard(
     try:
         offload = wants_offload(cpu_offload)
         moves = offload or device_id is not None
-        check_layouts(model, group, initialise)
+        check_layouts(model, group)
         check_plan_and_model(
             model, plan, together.world_size, moves, resharding.without_memory if resharding else ()
         )

@@ -8,6 +8,8 @@ parameter has a value, and until the next forward these methods and functions ru
 touch is gathered then, in whatever way they touch it, stays full until the method ends, gets rank 0's values, and each
 rank keeps its rows. So values and random numbers are those of one process. Parameters that every rank holds in full are
 compared between ranks at the next forward instead. All ranks must call the same, in the same order.
+  A parameter that tensor parallelism divides is shown as its whole, gathered over both meshes, and takes the values of the
+first rank of both.
 """
 
 from __future__ import annotations
@@ -19,8 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from osdp.base.tensor_parallel import layout_of
-from osdp.errors import ShardingError
+from osdp.base.tensor_parallel import Layout, layout_of
 from osdp.ranks.rank_group import Together
 from osdp.sharding.forward_methods import part_of
 from osdp.sharding.module_changes import ModuleChanges
@@ -43,33 +44,65 @@ class Initialising(ReadValues):
 
     def __init__(self, sharded: Sharded) -> None:
         super().__init__(sharded, keep=True)
+        self._around: Initialising | None = sharded.initialising
+        self._parts: list[
+            tuple[nn.Parameter, Layout, Tensor]
+        ] = []  # shown as the whole; this rank's part of it
 
     def _read(self, given: Any, name: str) -> Any:
-        if (
-            isinstance(given, nn.Parameter)
-            and layout_of(given) is not None
-            and id(given) in self.sharded.tree.index
-        ):
-            raise ShardingError(
-                "a parameter that tensor parallelism divides cannot be initialised after fully_shard: this rank's part is "
-                "not initialised as the whole would be. Load it (set_model_state_dict, torch.distributed.checkpoint), or "
-                "initialise the model before parallelize_module"
-            )
-        return super()._read(given, name)
+        if not isinstance(given, nn.Parameter) or id(given) not in self.sharded.tree.index:
+            return super()._read(given, name)
+        if (layout := layout_of(given)) is None:
+            return super()._read(given, name)
+        self._show_whole(given, layout)
+        return given
+
+    def _show_whole(self, parameter: nn.Parameter, layout: Layout) -> None:
+        """A part of tensor parallelism is initialised as its whole. Collective over its mesh, too."""
+        innermost: Initialising = self.sharded.initialising or self
+        if innermost.shows_whole(parameter):
+            return
+        self._shown += self.sharded.runtime.show_full([self.sharded.tree.index[id(parameter)]], self.keep)
+        with torch._C.DisableTorchFunction():
+            part = parameter.detach()
+            parameter.data = layout.whole_of(part)
+        self._parts.append((parameter, layout, part))
+
+    def shows_whole(self, parameter: nn.Parameter) -> bool:
+        """Whether this call or one around it shows the parameter as the whole."""
+        if any(known is parameter for known, _, _ in self._parts):
+            return True
+        return self._around is not None and self._around.shows_whole(parameter)
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        parts, self._parts = self._parts, []
+        with torch._C.DisableTorchFunction():
+            for parameter, layout, part in parts:
+                if error is None:
+                    part.copy_(layout.part_of(parameter.detach()))
+                parameter.data = part
+        super().__exit__(kind, error, trace)
 
     def shows(self, tensor: Tensor, name: str) -> bool:
         """Whether `tensor`, which shares memory with the parameter, is of its full value; a parameter itself is made so."""
         self._read(tensor, "")
         index = self.sharded.planned.index(name)
         with torch._C.DisableTorchFunction():
-            shape = self.sharded.tree.known[index].shape
-        return list(shape) == list(self.sharded.runtime.full_shape(index))
+            parameter = self.sharded.tree.known[index]
+            layout = layout_of(parameter)
+            whole = self.sharded.runtime.full_shape(index) if layout is None else layout.shape
+            return list(parameter.shape) == list(whole)
 
     def take_first(self) -> None:
         """Rank 0's values for what was shown. Collective."""
         assert self.sharded.lane is not None
         with torch._C.DisableTorchFunction():
+            for parameter, layout, _ in self._parts:
+                layout.take_first(parameter.detach())
             shown = [self.sharded.tree.known[i].detach() for i in self._shown]
+            shown += [
+                p.detach() for p, _, _ in self._parts if self.sharded.tree.index[id(p)] not in self._shown
+            ]
             if shown:
                 self.sharded.lane.collectives.broadcast(shown)
 

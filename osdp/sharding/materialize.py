@@ -19,7 +19,8 @@ from torch import distributed as dist
 from torch.utils.weak import WeakIdKeyDictionary
 
 from osdp import _C
-from osdp.errors import DisagreementError, InvalidProblemError
+from osdp.base.tensor_parallel import layout_of
+from osdp.errors import DisagreementError, InvalidProblemError, ShardingError
 from osdp.ranks.rank_group import Together
 from osdp.sharding.meta_init import InitFunction, Turn, own_tensors, run_turn, turns_of
 from osdp.sharding.pretrained_resets import pretrained_resets
@@ -183,10 +184,15 @@ class Placing:
         filled: set[int] = set()
         for turn in self.turns:
             made = self._made(turn, collectives, filled)
-            collectives.broadcast(list(made.values()))
             by_id = {id(t): t for _, module in turn.modules for _, t in own_tensors(module)}
+            layouts = {key: layout_of(by_id[key]) for key in made}
+            for key, layout in layouts.items():
+                if layout is not None:
+                    layout.take_first(made[key])
+            collectives.broadcast(list(made.values()))
             for key, full in made.items():
-                take(by_id[key], full)
+                layout = layouts[key]
+                take(by_id[key], full if layout is None else layout.part_of(full).contiguous())
             filled |= set(by_id)
             del made
         for tensor in self._tensors().values():
@@ -234,8 +240,16 @@ class Placing:
             error = caught
         failed = torch.tensor([float(error is not None)], device=self.device)
         collectives.all_reduce_mean([failed])
+        divided = next(
+            (layout for p in self.parameters.values() if (layout := layout_of(p)) is not None), None
+        )
+        if divided is not None:
+            dist.all_reduce(failed, group=divided.mesh.get_group())
         if failed.item() > 0:  # all ranks come here
             self.together.do("initialising the model", _raising(error))
+            raise ShardingError(
+                "initialising the model failed on a rank of tensor parallelism, which says why"
+            )
         return made
 
     def _value_of(self, tensor: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ what no reset fills to them: it is NaN until then, with a warning. An integer wo
 notices, so it is refused.
 
 A tied parameter is filled by the first module that holds it; later ones get scratch memory in its place.
+A parameter that tensor parallelism divides is made in whole, and each rank keeps its rows of its part.
 Tensors that a reset does not write would be garbage, so memory is filled with NaN first, and remaining NaNs
 are an error.
 """
@@ -39,6 +40,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from osdp.base.rng_state import generators_kept
+from osdp.base.tensor_parallel import layout_of
 from osdp.base.warned import warn
 from osdp.errors import ShardingError
 
@@ -236,7 +238,7 @@ def _put(module: nn.Module, key: str, tensor: Tensor) -> None:
 
 
 def _with_memory(tensor: Tensor, device: torch.device) -> Tensor:
-    fresh = torch.empty_like(tensor, device=device, requires_grad=False)
+    fresh = torch.empty(_shape(tensor), dtype=tensor.dtype, device=device)
     if tensor.is_floating_point() or tensor.is_complex():
         fresh.fill_(torch.nan)
     if isinstance(tensor, nn.Parameter):
@@ -245,14 +247,18 @@ def _with_memory(tensor: Tensor, device: torch.device) -> Tensor:
     return fresh
 
 
+def _shape(tensor: Tensor) -> torch.Size:
+    """Of the whole, where tensor parallelism has left this rank a part: it is initialised in whole."""
+    layout = layout_of(tensor)
+    return tensor.shape if layout is None else layout.shape
+
+
 def _check(
     where: str, module: nn.Module, got: Tensor, wanted: Tensor, device: torch.device, version: int
 ) -> None:
-    for what in ("shape", "dtype"):
-        if getattr(got, what) != getattr(wanted, what):
-            raise ShardingError(
-                f"initialising {where} changed its {what} from {getattr(wanted, what)} to {getattr(got, what)}"
-            )
+    for what, now, then in (("shape", got.shape, _shape(wanted)), ("dtype", got.dtype, wanted.dtype)):
+        if now != then:
+            raise ShardingError(f"initialising {where} changed its {what} from {then} to {now}")
     if got.device.type != device.type:
         raise ShardingError(f"initialising {where} left it on {got.device}; expected {device}")
     if got.is_floating_point() or got.is_complex():

@@ -83,9 +83,9 @@ def _refuse_hooks(name: str, parameter: nn.Parameter) -> None:
         )
 
 
-def check_layouts(model: nn.Module, group: dist.ProcessGroup, initialise: bool | None) -> None:
+def check_layouts(model: nn.Module, group: dist.ProcessGroup) -> None:
     """Raises ShardingError for parameters that are divided over a mesh with a rank that they would be sharded over, or over
-    several, and for those that would be initialised: a part is not initialised as its whole is."""
+    several."""
     ours = set(dist.get_process_group_ranks(group)) - {dist.get_rank()}
     first: tuple[str, list[int]] | None = None
     for name, parameter in model.named_parameters():
@@ -109,17 +109,6 @@ def check_layouts(model: nn.Module, group: dist.ProcessGroup, initialise: bool |
                 "not support both yet. Leave out torch.compile, or parallelize_module"
             )
         first = first or (name, ranks)
-        if parameter.is_meta and initialise is True:
-            raise ShardingError(
-                f"parameter '{name}' is a DTensor on the meta device, and no method can initialise this rank's part as it "
-                "would the whole: initialise the model before parallelize_module, or pass initialise=False and load it"
-            )
-
-
-def left_to_be_loaded(model: nn.Module, initialise: bool | None) -> bool | None:
-    """`initialise`, or False where it is None and parameters of tensor parallelism are on the meta device."""
-    divided = any(p.is_meta and layout_of(p) is not None for p in model.parameters())
-    return False if initialise is None and divided else initialise
 
 
 def wrap_parameters(

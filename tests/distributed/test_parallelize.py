@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 from harness import Member
-from support.pair import close
+from support import plans
+from support.pair import close, naming
 from support.tensor_parallel import mesh_of
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -50,8 +51,8 @@ class Net(nn.Module):
         return self.head(self.norm(x))
 
 
-def net() -> Net:
-    torch.manual_seed(0)
+def net(seed: int = 0) -> Net:
+    torch.manual_seed(seed)
     return Net().double()
 
 
@@ -86,10 +87,16 @@ def plan_for(model: nn.Module, tensor: int, pipeline: int, ranks: int, **asked: 
     return plan
 
 
-def trains(me: Member, tensor: int, pipeline: int, asked: dict[str, Any]) -> None:
-    model, whole = net(), net()
+def trains(
+    me: Member, tensor: int, pipeline: int, asked: dict[str, Any], of_stage: Any = None, **options: Any
+) -> None:
+    """`of_stage`: from a stage's description to another plan for it. `options`: osdp.fully_shard's."""
+    model, whole = net(seed=me.rank), net()  # rank 0's values count
     plan = plan_for(model, tensor, pipeline, me.world, **asked)
-    pipe = osdp.parallelize(model, plan, loss_of)
+    if of_stage is not None:
+        stages = (dataclasses.replace(s, plan=of_stage(s.plan.description)) for s in plan.stages)
+        plan = dataclasses.replace(plan, stages=tuple(stages))
+    pipe = osdp.parallelize(model, plan, loss_of, **options)
     optimizers = [torch.optim.SGD(p, lr=0.5) for p in (pipe.parameters(), whole.parameters())]
     size, replica = SAMPLES // plan.data_parallel, pipe.mesh["dp"].get_local_rank()
     for step in range(3):
@@ -119,6 +126,25 @@ def trains(me: Member, tensor: int, pipeline: int, asked: dict[str, Any]) -> Non
 )
 def test_training_is_one_processs(ranks, tensor, pipeline, asked):
     ranks(trains, tensor, pipeline, asked, world=4)
+
+
+def with_options(me: Member) -> None:
+    def regathered(description: Any) -> osdp.Plan:
+        return plans.recomputed(osdp.Plan.uniform(description, "FULL_SHARD"), "regather")
+
+    cases: dict[str, tuple[Any, ...]] = {
+        "DTensors": (2, 1, None, {"dtensor_parameters": True}),
+        "slices, offloaded": (2, 2, lambda d: plans.in_slices(d, "in"), {"cpu_offload": True}),
+        "recomputed": (1, 2, regathered, {}),
+        "a mixture": (2, 1, lambda d: plans.mixture(d, 3), {}),
+    }
+    for name, (tensor, pipeline, of_stage, options) in cases.items():
+        with naming(name):
+            trains(me, tensor, pipeline, {}, of_stage, **options)
+
+
+def test_modes_and_options_of_fully_shard(ranks):
+    ranks(with_options, world=4)
 
 
 class Tied(Net):
@@ -183,6 +209,27 @@ def refusals(me: Member) -> None:
         with pytest.raises(kind, match=message):
             osdp.parallelize(model, given, loss_of)
         assert parameters_of(model) == before and "forward" not in vars(model)
+    with torch.device("meta"):
+        shapes = Net().double()
+    double = osdp.MixedPrecision(param_dtype=torch.float64)
+    for model, options, kind, message in (
+        (net(), {"memory": 1}, osdp.InvalidProblemError, "no option memory="),
+        (net(), {"device_mesh": None}, osdp.InvalidProblemError, "no option device_mesh="),
+        (shapes, {}, osdp.InvalidProblemError, "on the meta device, and 2 stages"),
+        (
+            net() if me.rank else shapes,
+            {},
+            osdp.InvalidProblemError,
+            "meta device on rank 0, and not on rank 1",
+        ),
+        # Found after the model was cut.
+        (net(), {"mixed_precision": double}, osdp.PlanMismatchError, "differs from the plan's precision"),
+    ):
+        before, forward = parameters_of(model), model.blocks[0].forward
+        with pytest.raises(kind, match=message):
+            osdp.parallelize(model, plan, loss_of, **options)
+        assert parameters_of(model) == before and "forward" not in vars(model)
+        assert model.blocks[0].forward == forward
     if me.rank == 1:  # on this rank alone
         plan = dataclasses.replace(plan, step_time_s=2 * plan.step_time_s)
     with pytest.raises(osdp.DisagreementError, match="different plans"):

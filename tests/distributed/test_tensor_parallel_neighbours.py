@@ -194,8 +194,6 @@ def loaded(me: Member) -> None:
     for part in (*model.blocks, model):
         osdp.fully_shard(part, mesh=mesh["dp"])
     model.to_empty(device="cpu")
-    with pytest.raises(osdp.ShardingError, match="cannot be initialised after fully_shard"):
-        model.head.reset_parameters()
     whole = net()
     model.load_state_dict(whole.state_dict())
     kept: list[Any] = []

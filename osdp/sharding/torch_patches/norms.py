@@ -23,6 +23,7 @@ from osdp import _C
 from osdp.base.tensor_parallel import is_dtensor
 from osdp.base.warned import warn
 from osdp.errors import ShardingError
+from osdp.sharding.dtensor_parameters import as_rows, shows_dtensors
 from osdp.sharding.dtensors import within
 from osdp.sharding.nested_models import parts_of_wholes
 from osdp.sharding.norm_over_meshes import any_divided, norm_over_meshes
@@ -30,12 +31,13 @@ from osdp.sharding.torch_patches.replaced import replace
 
 
 def install_norms() -> None:
-    _install_total_norm()
+    _install("_get_total_norm", _total_norm)
+    _install("_clip_grads_with_norm_", _of_rows)
     _install_vectors()
 
 
-def _install_total_norm() -> None:
-    wrapper = getattr(clip_grad, "_get_total_norm", None)
+def _install(name: str, around: Callable[..., Any]) -> None:
+    wrapper = getattr(clip_grad, name, None)
     names = getattr(getattr(wrapper, "__code__", None), "co_freevars", ())
     if wrapper is None or names != ("func",):
         warn(
@@ -43,7 +45,7 @@ def _install_total_norm() -> None:
             "this rank's part of the gradients for all of them. Use osdp.clip_grad_norm_(model, ...).",
         )
         return
-    replace(wrapper.__closure__[0], "cell_contents", _total_norm)
+    replace(wrapper.__closure__[0], "cell_contents", around)
 
 
 def _total_norm(whole: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -65,6 +67,28 @@ def _total_norm(whole: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return norm if None in meshes or len(meshes) > 1 else _alike(norm, meshes.pop())
 
     return total_norm
+
+
+def _of_rows(whole: Callable[..., None]) -> Callable[..., None]:
+    """Scales this rank's rows of parameters that are DTensors: no operation of DTensor takes those of several meshes (of
+    parameters that tensor parallelism divides, and of others)."""
+
+    @functools.wraps(whole)
+    def clip(
+        parameters: Tensor | Iterable[Tensor],
+        max_norm: float,
+        total_norm: Any,
+        foreach: bool | None = None,
+    ) -> None:
+        parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        if not shows_dtensors(parameters):
+            return whole(parameters, max_norm, total_norm, foreach)
+        if is_dtensor(total_norm):
+            total_norm = total_norm.full_tensor()
+        with as_rows():
+            return whole(parameters, max_norm, total_norm, foreach)
+
+    return clip
 
 
 def _alike(norm: Tensor, mesh: Any) -> Tensor:

@@ -17,6 +17,7 @@ from osdp.base.warned import warn
 from osdp.checkpoint.dcp_planners import Tensors
 from osdp.checkpoint.manifest import Group, Manifest, OptimizerEntry, TensorEntry, model_key, state_key
 from osdp.checkpoint.shard_boxes import Chunk, Piece, WholePiece, chunks, elements
+from osdp.checkpoint.stages import Names, merged, names_of
 from osdp.errors import FormatError, ShardingError
 from osdp.ranks.rank_group import Together
 from osdp.sharding.dtensor_parameters import shown_like
@@ -86,7 +87,7 @@ class State:
     optimizer: Optimizer | None
     states: dict[str, dict[str, Tensor]]
     manifest: Manifest
-    writes_buffers: bool = field(default=True)
+    writes: set[str] | None = None  # the buffers that this rank saves; None: all
     cast: Mapping[str, Tensor] = field(default_factory=dict)  # buffers whose dtype in the model differs
     options: list[dict[str, Any]] = field(default_factory=list)  # for the optimizer's groups
 
@@ -124,6 +125,11 @@ class State:
         )
         entry = OptimizerEntry(_kind(optimizer), groups, tensors, values)
         return replace(state, optimizer=optimizer, manifest=replace(state.manifest, optimizer=entry))
+
+    @staticmethod
+    def names_of(model: nn.Module) -> Names:
+        """Of the parameters and buffers that a checkpoint of the model holds."""
+        return names_of(_of_model(model, None).manifest)
 
     @staticmethod
     def of_load(
@@ -173,35 +179,19 @@ class State:
         manifest = replace(state.manifest, optimizer=entry)
         return replace(state, optimizer=optimizer, manifest=manifest, options=options)
 
-    def agree(self, together: Together) -> Manifest:
-        """The common manifest of all ranks: equal models, groups and options, and the union of their states.
+    def agree(self, together: Together, stages: bool = False) -> Manifest:
+        """The common manifest of all ranks: equal models, groups and options, and the union of their states. With `stages`
+        ranks have parts of one model (stages.py).
 
         A rank that holds no row of a parameter may lack its state. Raises ShardingError on all ranks if they
         differ.
         """
         all_manifests = together.all(self.manifest)
-        self.writes_buffers = together.rank == 0
-        first, merged = all_manifests[0], all_manifests[0]
-        for rank, other in enumerate(all_manifests[1:], start=1):
-            if (other.parameters, other.buffers) != (first.parameters, first.buffers):
-                raise ShardingError(f"rank {rank} and rank 0 save different models")
-            if first.optimizer is None or other.optimizer is None:
-                if first.optimizer is not other.optimizer:
-                    raise ShardingError(f"only one of rank {rank} and rank 0 saves an optimizer")
-                continue
-            assert merged.optimizer is not None
-            mine, theirs = first.optimizer, other.optimizer
-            if (mine.kind, mine.groups) != (theirs.kind, theirs.groups):
-                raise ShardingError(
-                    f"rank {rank} and rank 0 save different optimizers, parameter groups or options"
-                )
-            tensors = {
-                name: {**theirs.tensors.get(name, {}), **merged.optimizer.tensors.get(name, {})}
-                for name in [*merged.optimizer.tensors, *theirs.tensors]
-            }
-            values = {**theirs.values, **merged.optimizer.values}
-            merged = replace(merged, optimizer=replace(mine, tensors=tensors, values=values))
-        return merged
+        before = all_manifests[: together.rank]
+        self.writes = {name for name in self.buffers if not any(name in m.buffers for m in before)}
+        if stages:
+            return merged(all_manifests, _agreed)
+        return _agreed(dict(enumerate(all_manifests)))
 
     def tensors(self, manifest: Manifest, box_bytes: int | None = None) -> Tensors:
         """This rank's boxes of every tensor of `manifest`, of at most `box_bytes`; by default, CHUNK_BYTES."""
@@ -215,7 +205,8 @@ class State:
                 of_state = pieces if tensor.shape == parameter.shape else [WholePiece(shape)]
                 held[state_key(name, key)] = chunks(of_state, tensor, limit)
         for name, buffer in self.buffers.items():
-            whole = [WholePiece(tuple(buffer.shape))] if self.writes_buffers else []
+            mine = self.writes is None or name in self.writes
+            whole = [WholePiece(tuple(buffer.shape))] if mine else []
             held[model_key(name)] = chunks(whole, buffer, limit)
         return Tensors(manifest.tensors(), held)
 
@@ -240,6 +231,32 @@ class State:
                 optimizer.state[parameter] = loaded
             else:
                 optimizer.state.pop(parameter, None)
+
+
+def _agreed(manifests: Mapping[int, Manifest]) -> Manifest:
+    """Of ranks that have the same model."""
+    (begin, first), *others = manifests.items()
+    union = first
+    for rank, other in others:
+        if (other.parameters, other.buffers) != (first.parameters, first.buffers):
+            raise ShardingError(f"rank {rank} and rank {begin} save different models")
+        if first.optimizer is None or other.optimizer is None:
+            if first.optimizer is not other.optimizer:
+                raise ShardingError(f"only one of rank {rank} and rank {begin} saves an optimizer")
+            continue
+        assert union.optimizer is not None
+        mine, theirs = first.optimizer, other.optimizer
+        if (mine.kind, mine.groups) != (theirs.kind, theirs.groups):
+            raise ShardingError(
+                f"rank {rank} and rank {begin} save different optimizers, parameter groups or options"
+            )
+        tensors = {
+            name: {**theirs.tensors.get(name, {}), **union.optimizer.tensors.get(name, {})}
+            for name in [*union.optimizer.tensors, *theirs.tensors]
+        }
+        values = {**theirs.values, **union.optimizer.values}
+        union = replace(union, optimizer=replace(mine, tensors=tensors, values=values))
+    return union
 
 
 _NOT_OPTIONS = ("params", "param_names")
@@ -289,6 +306,12 @@ def layout_of(model: nn.Module) -> Layout:
                 f"only the submodule {name!r} is sharded: save and load that submodule instead"
             )
     return WholeLayout(unwrapped(model))
+
+
+def is_stage(model: nn.Module) -> bool:
+    """Whether osdp.parallelize has cut the model to a stage of several."""
+    sharded = sharded_of(model)
+    return sharded is not None and sharded.pipeline is not None
 
 
 def look_at_tree(model: nn.Module) -> None:

@@ -26,10 +26,11 @@ from osdp.base.byte_sizes import format_bytes
 from osdp.base.progress import Progress
 from osdp.checkpoint.folder import Folder
 from osdp.checkpoint.manifest import FILE_NAME, Manifest, read_manifest
-from osdp.checkpoint.model_state import State, look_at_tree
+from osdp.checkpoint.model_state import State, is_stage, look_at_tree
 from osdp.checkpoint.places import found
 from osdp.checkpoint.reading import Reading, check, check_files, fill, readings
 from osdp.checkpoint.saving import Saving, typed_do
+from osdp.checkpoint.stages import part_of
 from osdp.errors import FormatError
 from osdp.ranks.rank_group import Together
 from osdp.sharding.parameter_meshes import all_ranks
@@ -51,7 +52,8 @@ def save(
     system that all ranks share. An older checkpoint there is replaced, with all files in its directory, once
     the new one is complete; if it is a symbolic link (`latest`), its target is replaced. `process_group`: by
     default the one over which the model is sharded, else all ranks; without any, one process saves. Each rank
-    writes its shards; replicated tensors are written once, divided among the ranks.
+    writes its shards; replicated tensors are written once, divided among the ranks. Of a pipeline (`pipeline.module`) all
+    stages are saved, as one model.
 
     Raises ShardingError if `directory` holds something other than a checkpoint or an optimizer state has an
     unsupported shape, OSDPError if writing failed on some rank. Both are raised on all ranks and leave the
@@ -95,6 +97,9 @@ def load(
     step = f"loading {os.fspath(directory)!r:.200}"
     folder, manifest, checksum = typed_do(together, step, lambda: opened(directory))
     _must_be_the_same(folder, together.all(checksum))
+    if is_stage(model):
+        names = typed_do(together, step, lambda: State.names_of(model))
+        manifest = part_of(manifest, names, together.all(names))
 
     def checked() -> tuple[State, list[Reading], list[int]]:
         state = State.of_load(model, optimizer, manifest)
@@ -110,9 +115,9 @@ def load(
 
 
 def group_of(model: nn.Module) -> dist.ProcessGroup | None:
-    """The ranks that together hold the model; None: it is not sharded."""
+    """The ranks that together hold the model, all its stages if it is one of several; None: it is not sharded."""
     sharded = sharded_of(model)
-    return None if sharded is None else all_ranks(sharded)
+    return None if sharded is None else sharded.pipeline or all_ranks(sharded)
 
 
 def opened(directory: str | os.PathLike[str]) -> tuple[Folder, Manifest, int]:

@@ -31,7 +31,7 @@ from osdp.checkpoint.dcp_planners import BoxWriter, ChunkSavePlanner, bytes_of, 
 from osdp.checkpoint.file_boxes import Row
 from osdp.checkpoint.folder import Folder
 from osdp.checkpoint.manifest import FileEntry, dumps
-from osdp.checkpoint.model_state import State, look_at_tree
+from osdp.checkpoint.model_state import State, is_stage, look_at_tree
 from osdp.checkpoint.places import Partial, check_target, partial_path, recover, resolved
 from osdp.errors import OSDPError
 from osdp.ranks.rank_group import Together
@@ -106,7 +106,7 @@ class Saving:
 
     def _plan(self, together: Together, step: str, model: nn.Module, optimizer: Optimizer | None) -> None:
         state = typed_do(together, step, lambda: State.of_save(model, optimizer))
-        self._manifest = state.agree(together)
+        self._manifest = state.agree(together, stages=is_stage(model))
         tensors = typed_do(together, step, lambda: state.tensors(self._manifest))
         self._planner = ChunkSavePlanner(tensors)
         local = together.all(self._planner.create_local_plan())

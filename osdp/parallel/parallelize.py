@@ -25,6 +25,7 @@ from osdp.plan.parallel_plan import ParallelPlan
 from osdp.ranks.rank_group import Together
 from osdp.sharding.fully_shard import fully_shard as shard_by_plan
 from osdp.sharding.rollback import ModulesAsTheyWere
+from osdp.sharding.sharded_model import runtime_of
 
 _ITS_OWN = {"model", "plan", "process_group", "device_mesh", "ranks_per_host", "resharding"}
 _SCHEDULES = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
@@ -82,6 +83,8 @@ def parallelize(
     except BaseException:
         was.put_back()
         raise
+    if len(plan.stages) > 1:
+        runtime_of(model).pipeline = dist.group.WORLD
     made = PipelineStage(model, stage, len(plan.stages), device, group=mesh["pp"].get_group())
     # torch has no 1F1B for fewer micro-batches than stages; the search plays GPipe then, too.
     kind = _SCHEDULES[plan.schedule] if plan.micro_batches >= len(plan.stages) else ScheduleGPipe

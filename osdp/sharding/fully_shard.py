@@ -233,7 +233,7 @@ def _shard_copy(model: nn.Module, source: Sharded, rows: CopiedRows) -> Sharded:
         "sharding the copy", lambda: _install(model, plan, runtime, source.group, device, grid, policy)
     )
     sharded.offload, sharded.backend_memory = source.offload, source.backend_memory
-    sharded.mesh = source.mesh
+    sharded.mesh, sharded.pipeline = source.mesh, source.pipeline
     make_meshes(sharded)
     if source.dtensors:
         show_dtensors(sharded)

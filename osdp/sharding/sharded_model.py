@@ -80,6 +80,9 @@ class Sharded:
         self.lane: LaneGroup | None = None  # lives as long as this does
         self.device = device  # of computation
         self.tensor_parallel = False  # whether parameters are parts by tensor parallelism
+        self.pipeline: dist.ProcessGroup | None = (
+            None  # all ranks of a pipeline, if this is a stage of several
+        )
         self.mesh: Any = None  # the DeviceMesh of `group`, where one was given
         self.grid = grid  # of its HYBRID_SHARD parameters; None if there are none
         self.runtime = runtime

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import random
 from collections.abc import Callable, Sequence
@@ -42,7 +43,7 @@ def peak_of_a_step(
 ) -> dict:
     measured = measured_stack(count, width, inner)
     model, x, empty = measured.model, measured.x, measured.empty
-    plan = PLANS[make_plan](osdp.describe(model, x))
+    plan = PLANS[make_plan](me.once(lambda: osdp.describe(model, x)))
     if how is not None:
         plan = plans.recomputed(plan, how)
     osdp.fully_shard(model, replace(plan, prefetch=prefetch), process_group=me.group)
@@ -160,13 +161,18 @@ def peaks_under_limits(
     for model, options in cases:
         make = CalledAgain if "calls" in model else Wide if "inner" in model else ReadOften
         here = dict(world_size=me.world, hardware=machine, batch_size=1, checkpoint=False, **options)
-        description = osdp.describe(make(**model), tokens, precision=options.get("precision", "fp32"))
-        with pytest.raises(osdp.InfeasibleError) as e:
-            osdp.search(description, memory=0, **here)
         shares = above or (random.Random(repr(model)).uniform(1.05, 1.6),)
-        for limit in [int(share * e.value.smallest_limit) for share in (1, *shares)]:
-            plan = osdp.search(description, memory=limit, **here)
+
+        def search(make=make, model=model, options=options, here=here, shares=shares) -> list[osdp.Plan]:
+            description = osdp.describe(make(**model), tokens, precision=options.get("precision", "fp32"))
+            with pytest.raises(osdp.InfeasibleError) as e:
+                osdp.search(description, memory=0, **here)
+            limits = [int(share * e.value.smallest_limit) for share in (1, *shares)]
+            return [osdp.search(description, memory=limit, **here) for limit in limits]
+
+        for plan in me.once(search):
             plans.append(plan)
+            limit = plan.memory_limit_bytes
             with naming(f"{model} {options} {limit}: {plan}"):
                 me.everywhere(None)
                 gc.collect()
@@ -225,7 +231,8 @@ def peaks_of_random_programs(
         dice = random.Random(seed)
         rows = dice.choice((8, 64, 256))
         x = torch.randn(rows, 64)
-        description = osdp.describe(RandomGraph(seed, frozen), x, precision=precision)
+        describe = functools.partial(osdp.describe, RandomGraph(seed, frozen), x, precision=precision)
+        description = me.once(describe)
         plan = replace(plans.mixture(description, seed), batch_size=rows, prefetch=dice.choice((0, 1, 1, 2)))
         plan = replace(plan, precision=precision, accumulation=micro_batches)
         if dice.random() < 0.5:
@@ -278,7 +285,7 @@ def peak_of_summed_slices(me: Member, split: str) -> tuple[int, int]:
     def make() -> nn.Module:
         return nn.Sequential(nn.Linear(64, inner), nn.Tanh(), nn.Linear(inner, 64))
 
-    description = osdp.describe(make(), x, precision="bf16")
+    description = me.once(lambda: osdp.describe(make(), x, precision="bf16"))
     plan = osdp.Plan.uniform(description, "FULL_SHARD", granularity=4, split=split)
     plan = replace(plan, precision="bf16", batch_size=rows)
     _C.memory_meter_install()
@@ -299,7 +306,7 @@ def test_slices_in_16_bits_are_summed_in_memory_that_the_plan_has(ranks, split):
 def peak_of_added_slices(me: Member, make: Callable[[], nn.Module], split: str) -> tuple[int, int]:
     """Of three micro-batches, whose gradients of slices are added in place; few rows of a table are looked up."""
     x = torch.arange(64).view(64, 1) * 100 % 8192
-    description = osdp.describe(make(), x)
+    description = me.once(lambda: osdp.describe(make(), x))
     plan = osdp.Plan.uniform(description, "FULL_SHARD").replace(
         {
             o.name: osdp.Choice("FULL_SHARD", 4, 4, split)
@@ -336,8 +343,8 @@ def peak_of_a_stage(me: Member, micro_batches: int) -> tuple[int, int]:
         return nn.Sequential(*(nn.Linear(256, 256) for _ in range(8)))
 
     model, x = make(), torch.randn(4, 256)
-    plan = osdp.search(
-        osdp.describe(make(), x),
+    search = functools.partial(
+        osdp.search,
         memory="1GiB",
         world_size=me.world,
         hardware=replace(osdp.Hardware.load("rtx-titan-8"), device="cpu"),
@@ -348,6 +355,7 @@ def peak_of_a_stage(me: Member, micro_batches: int) -> tuple[int, int]:
         tensor_parallel=1,
         pipeline_parallel=1,
     )
+    plan = me.once(lambda: search(osdp.describe(make(), x)))
     _C.memory_meter_install()
     gc.collect()
     empty = _C.memory_live_bytes() - sum(p.nbytes for p in model.parameters())

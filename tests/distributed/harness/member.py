@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -34,3 +37,9 @@ class Member:
         values: list[Any] = [None] * self.world
         dist.all_gather_object(values, value, group=self.group)
         return values
+
+    def once(self, make: Callable[[], T]) -> T:
+        """What `make` returns on rank 0, which alone calls it: ranks share two processors, and would all find the same."""
+        made: list[Any] = [make() if self.rank == 0 else None]
+        dist.broadcast_object_list(made, group=self.group, group_src=0)
+        return made[0]

@@ -7,6 +7,7 @@ the batch on the sharded model; losses, gradients and parameters must then agree
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -54,15 +55,19 @@ def close(got: torch.Tensor, wanted: torch.Tensor, tolerance: float, what: str) 
 
 
 def described_once(
-    workload: Workload, model: nn.Module, arguments: tuple[Any, ...], prepare: Any
+    me: Member, workload: Workload, model: nn.Module, arguments: tuple[Any, ...], prepare: Any
 ) -> osdp.ModelDescription:
-    """What `describe` says of the workload's model: asked once in a process, since most of a short test would be that."""
+    """What `describe` says of the workload's model: asked once, by rank 0 where ranks have the same model, since most of a
+    short test would be that."""
     shapes = tuple((a.shape, a.dtype) if isinstance(a, torch.Tensor) else a for a in arguments)
     parameters = tuple((name, p.dtype, p.requires_grad) for name, p in model.named_parameters())
     state = (torch.is_autocast_enabled("cpu"), torch.is_grad_enabled(), model.training)
     key = (workload, prepare, parameters, state, repr(shapes))
-    if key not in _descriptions:
-        _descriptions[key] = osdp.describe(model, *arguments)
+    seen = me.everywhere((key in _descriptions, repr((model, parameters, state, shapes))))
+    if not all(known for known, _ in seen):
+        alike = all(told == seen[0][1] for _, told in seen)
+        describe = functools.partial(osdp.describe, model, *arguments)
+        _descriptions[key] = me.once(describe) if alike else describe()
     return _descriptions[key]
 
 
@@ -91,7 +96,7 @@ class Pair:
             if prepare is not None:
                 prepare(each)
         if not isinstance(plan, osdp.Plan):
-            described = described_once(workload, model, self._part(self.data(0))[0], prepare)
+            described = described_once(me, workload, model, self._part(self.data(0))[0], prepare)
             plan = osdp.Plan.uniform(described, plan) if isinstance(plan, str) else plan(described)
         if "device_mesh" not in sharding:
             sharding.setdefault("process_group", me.group)
@@ -186,7 +191,7 @@ def train_all(me: Member, workload: Workload, plans: Callable[..., dict[str, Any
     if options.get("prepare") is not None:
         options["prepare"](model)
     batch = workload.data(0, options.get("samples", 2), options.get("dtype", torch.float64))
-    described = described_once(workload, model, batch[0], options.get("prepare"))
+    described = described_once(me, workload, model, batch[0], options.get("prepare"))
     for name, plan in plans(described).items():
         with naming(name):
             Pair(me, workload, plan, **options).train(**train_options)

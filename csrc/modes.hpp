@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 
 namespace osdp {
 
@@ -16,7 +17,7 @@ struct ModeTraits {
   bool sharded;       // a rank keeps a part of parameters, gradients and optimizer state; else all of them
   bool kept;          // what was gathered for the forward stays until the backward; else it is gathered again
   bool inside_hosts;  // sharded over the ranks of one host, with a copy on every host
-  bool sliced;        // Linear weights may be computed in slices
+  bool sliced;        // weights may be computed in slices
 };
 
 inline constexpr std::array<ModeTraits, 4> kModes{{
@@ -28,9 +29,15 @@ inline constexpr std::array<ModeTraits, 4> kModes{{
 
 constexpr const ModeTraits& traits(Mode mode) { return kModes[static_cast<size_t>(mode)]; }
 
-// Which dimension of a Linear's weight [out, in] is cut. None: computed as a whole.
+// Which dimension of a weight [out, in] is cut. None: computed as a whole.
 enum class Split : int { None = 0, Out = 1, In = 2 };
 inline constexpr std::array<const char*, 3> kSplits{"none", "out", "in"};
+
+// Slice i of g of a dimension begins here, and ends where the next one begins: sizes differ by one at most,
+// and the last slice is one of the largest. It does not depend on the number of ranks.
+constexpr int64_t slice_begin(int64_t length, int64_t granularity, int64_t i) {
+  return i * (length / granularity) + i * (length % granularity) / granularity;
+}
 
 // What a block does with its activations and parameters: saves them; drops the activations and keeps its
 // parameters gathered from the recomputation to the backward; or drops and gathers these again, too.

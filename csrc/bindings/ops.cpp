@@ -81,30 +81,33 @@ struct SplitCall {
   at::Tensor weight;
   std::optional<at::Tensor> bias;
   int64_t out_features, in_features, granularity, split, source;
+  bool transposed;
 
   SplitCall(at::Tensor weight, std::optional<at::Tensor> bias, int64_t out_features, int64_t in_features,
-            int64_t granularity, const py::object& split, int64_t source)
+            int64_t granularity, const py::object& split, int64_t source, bool transposed)
       : weight(std::move(weight)),
         bias(std::move(bias)),
         out_features(out_features),
         in_features(in_features),
         granularity(granularity),
         split(parse_split(split)),
-        source(source) {
-    (void)ops::SplitShape(out_features, in_features, granularity,
-                          this->split);  // refuse now, not at the first call
+        source(source),
+        transposed(transposed) {
+    (void)ops::SplitShape(out_features, in_features, granularity, this->split,
+                          transposed);  // refuse now, not at the first call
   }
 
   at::Tensor operator()(const at::Tensor& input) const {
     refuse_transforms("osdp::split_linear");
-    return ops::split_linear(input, weight, bias, out_features, in_features, granularity, split, source);
+    return ops::split_linear(input, weight, bias, out_features, in_features, granularity, split, transposed,
+                             source);
   }
 
   std::string repr() const {
     std::ostringstream out;
     out << "SplitCall(in_features=" << in_features << ", out_features=" << out_features
         << ", bias=" << (bias ? "True" : "False") << ", granularity=" << granularity << ", split='"
-        << (split == 0 ? "out" : "in") << "', source=" << source << ")";
+        << (split == 0 ? "out" : "in") << "', source=" << source << (transposed ? ", transposed=True)" : ")");
     return out.str();
   }
 };
@@ -160,11 +163,12 @@ void bind_ops(py::module_& m) {
       "The product of an nn.Linear with weight [out_features, in_features], computed in "
       "`granularity` slices along "
       "out (split='out' or 0) or in ('in' or 1); called like nn.Linear.forward. `source`: an id from "
-      "register_source, 0: the slices of `weight` itself.")
+      "register_source, 0: the slices of `weight` itself. `transposed`: the weight is [in_features, "
+      "out_features].")
       .def(py::init<at::Tensor, std::optional<at::Tensor>, int64_t, int64_t, int64_t, const py::object&,
-                    int64_t>(),
+                    int64_t, bool>(),
            py::arg("weight"), py::arg("bias"), py::arg("out_features"), py::arg("in_features"),
-           py::arg("granularity"), py::arg("split"), py::arg("source") = 0)
+           py::arg("granularity"), py::arg("split"), py::arg("source") = 0, py::arg("transposed") = false)
       .def("__call__", &SplitCall::operator(), py::arg("input"), py::call_guard<py::gil_scoped_release>())
       .def("__repr__", &SplitCall::repr)
       .def_readonly("granularity", &SplitCall::granularity)

@@ -4,18 +4,17 @@
 //
 // `out_features` and `in_features`, or `rows` and `columns`, are arguments because `weight` may be a shard,
 // which does not determine them. `split`: 0 slices the output dimension (rows), 1 the input dimension
-// (columns). `source`: an id of register_source, or 0.
+// (columns); a `transposed` weight is [in, out]. `source`: an id of register_source, or 0.
 #include <torch/library.h>
 
 TORCH_LIBRARY(osdp, m) {
   m.set_python_module("osdp.sharding.split_linear");
   m.def(
       "split_linear(Tensor x, Tensor weight, Tensor? bias, int out_features, int in_features, int "
-      "granularity, "
-      "int split, int source) -> Tensor");
+      "granularity, int split, bool transposed, int source) -> Tensor");
   m.def(
       "split_linear_backward(Tensor grad, Tensor? x, Tensor? weight, int out_features, int in_features, "
-      "int granularity, int split, int source, ScalarType weight_dtype, bool[3] output_mask) "
+      "int granularity, int split, bool transposed, int source, ScalarType weight_dtype, bool[3] output_mask) "
       "-> (Tensor, Tensor, Tensor)");
 }
 

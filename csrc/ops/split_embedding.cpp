@@ -41,7 +41,10 @@ class PositionsBySlice {
  public:
   PositionsBySlice(const SplitShape& shape, const at::Tensor& flat) {
     std::tie(indices_, positions_) = flat.sort(/*stable=*/true, 0, /*descending=*/false);
-    const at::Tensor borders = at::arange(shape.granularity + 1, flat.options()).mul_(shape.slice_rows());
+    const at::Tensor slices = at::arange(shape.granularity + 1, flat.options());  // slice_begin of each
+    const int64_t rest = shape.rows() % shape.granularity;
+    const at::Tensor borders = slices.mul(shape.rows() / shape.granularity)
+                                   .add_(slices.mul(rest).floor_divide_(shape.granularity));
     const at::Tensor first = at::searchsorted(indices_, borders).to(at::kCPU, at::kLong);
     first_.assign(first.const_data_ptr<int64_t>(), first.const_data_ptr<int64_t>() + first.numel());
     TORCH_CHECK_INDEX(first_.front() == 0 && first_.back() == flat.numel(),
@@ -67,7 +70,7 @@ at::Tensor look_up(const at::Tensor& indices, const at::Tensor& weight, int64_t 
   const at::Tensor flat = indices.reshape({-1});
   std::optional<PositionsBySlice> by_slice;
   if (shape.by_out()) by_slice.emplace(shape, flat);
-  const int64_t most = std::max<int64_t>(1, shape.slice_rows());
+  const int64_t most = std::max<int64_t>(1, shape.slice_rows(granularity - 1));
   at::Tensor y;
   for (int64_t i = 0; i < granularity; ++i) {
     const AcquiredSlice w =
@@ -77,10 +80,10 @@ at::Tensor look_up(const at::Tensor& indices, const at::Tensor& weight, int64_t 
     for (int64_t p = by_slice ? by_slice->begin(i) : 0; p < end; p += most) {
       const int64_t count = std::min(most, end - p);
       if (by_slice) {
-        const at::Tensor own = by_slice->indices(p, count).sub(i * shape.slice_rows());
+        const at::Tensor own = by_slice->indices(p, count).sub(shape.begin(i));
         y.index_copy_(0, by_slice->positions(p, count), w.tensor().index_select(0, own));
       } else {
-        at::Tensor part = y.narrow(0, p, count).narrow(1, i * shape.width(), shape.width());
+        at::Tensor part = y.narrow(0, p, count).narrow(1, shape.begin(i), shape.width(i));
         part.copy_(w.tensor().index_select(0, flat.narrow(0, p, count)));
       }
     }
@@ -105,20 +108,20 @@ at::Tensor look_up_backward(const at::Tensor& grad, const at::Tensor& indices, i
     at::Tensor own = flat, grad_of_own = gout, gradient;
     int64_t padding = padding_idx;
     if (shape.by_out()) {
-      const int64_t first = i * shape.slice_rows();
-      const at::Tensor other = flat.lt(first).logical_or_(flat.ge(first + shape.slice_rows()));
+      const int64_t first = shape.begin(i);
+      const at::Tensor other = flat.lt(first).logical_or_(flat.ge(first + shape.slice_rows(i)));
       if (padding_idx >= 0) other.logical_or_(flat.eq(padding_idx));
       own = flat.sub(first).masked_fill_(other, -1);
       padding = -1;
     } else {
-      grad_of_own = gout.narrow(1, i * shape.width(), shape.width());
+      grad_of_own = gout.narrow(1, shape.begin(i), shape.width(i));
     }
-    gradient = at::embedding_dense_backward(grad_of_own, own, shape.slice_rows(), padding,
+    gradient = at::embedding_dense_backward(grad_of_own, own, shape.slice_rows(i), padding,
                                             /*scale_grad_by_freq=*/false);
     if (put_to)
       put_to->put_grad(i, gradient.to(weight_dtype));
     else
-      all.narrow(0, i * shape.slice_rows(), shape.slice_rows()).copy_(gradient);
+      all.narrow(0, shape.packed_begin(i), shape.slice_rows(i)).copy_(gradient);
   }
   return all;
 }

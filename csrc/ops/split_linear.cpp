@@ -15,7 +15,7 @@ namespace {
 //   split  forward                                     grad_x
 //   out    y[:, rows_i] = x W_i^T + bias[rows_i]       sum_i gout[:, rows_i] W_i
 //   in     y = bias + sum_i x[:, cols_i] W_i^T         grad_x[:, cols_i] = gout W_i
-// so a split that writes columns in one direction sums in the other. Forward iterates over 0..g-1; backward
+// with W_i as the product needs it, which is [in, out] in a transposed weight. So a split that writes columns in one direction sums in the other. Forward iterates over 0..g-1; backward
 // iterates in reverse, so that the slice gathered last is acquired first. It releases W_i before it computes
 // the gradient of W_i, so that never both exist here.
 
@@ -57,9 +57,9 @@ std::optional<at::Tensor> defined(const std::optional<at::Tensor>& t) {
 
 at::Tensor forward_kernel(const at::Tensor& x, const at::Tensor& weight,
                           const std::optional<at::Tensor>& maybe_bias, int64_t out_features,
-                          int64_t in_features, int64_t granularity, int64_t split, int64_t source) {
+                          int64_t in_features, int64_t granularity, int64_t split, bool transposed, int64_t source) {
   c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  const SplitShape shape(out_features, in_features, granularity, split);
+  const SplitShape shape(out_features, in_features, granularity, split, transposed);
   const auto bias = defined(maybe_bias);
   check_operands(shape, x, weight, bias, source);
   const WeightSlices slices(shape, weight, source);
@@ -67,20 +67,21 @@ at::Tensor forward_kernel(const at::Tensor& x, const at::Tensor& weight,
   const auto acquire = [&](int64_t i) {
     return slices.acquire(i, i + 1 < granularity ? i + 1 : -1, x.scalar_type(), x.device());
   };
-  const int64_t width = shape.width();
+  const auto inputs_first = [&](const AcquiredSlice& w) { return transposed ? w.tensor() : w.tensor().t(); };
   if (shape.by_out()) {
     at::Tensor y = at::empty({rows.size(0), out_features}, x.options());
     for (int64_t i = 0; i < granularity; ++i) {
       const AcquiredSlice w = acquire(i);
-      product_into_columns(y, i * width, rows, w.tensor().t(),
-                           bias ? std::optional(bias->narrow(0, i * width, width)) : std::nullopt);
+      product_into_columns(
+          y, shape.begin(i), rows, inputs_first(w),
+          bias ? std::optional(bias->narrow(0, shape.begin(i), shape.width(i))) : std::nullopt);
     }
     return y.view(with_last(x, out_features));
   }
   ProductSum sum(rows.size(0), out_features, x.options(), bias);
   for (int64_t i = 0; i < granularity; ++i) {
     const AcquiredSlice w = acquire(i);
-    sum.add(rows.narrow(1, i * width, width), w.tensor().t());
+    sum.add(rows.narrow(1, shape.begin(i), shape.width(i)), inputs_first(w));
   }
   return std::move(sum).take().view(with_last(x, out_features));
 }
@@ -94,13 +95,14 @@ class WeightGradients {
     if (source_ == nullptr) all_ = at::empty({shape.packed_rows(), shape.slice_cols()}, options.dtype(dtype));
   }
 
-  // Slice `index`'s gradient is a^T b.
-  void put(int64_t index, const at::Tensor& a, const at::Tensor& b) {
+  // Of the slice that made the outputs with gradient `gout` from the inputs `x`.
+  void put(int64_t index, const at::Tensor& gout, const at::Tensor& x) {
+    const at::Tensor &a = shape_.transposed ? x : gout, &b = shape_.transposed ? gout : x;
     if (source_ != nullptr) {
       source_->put_grad(index, at::mm(a.t(), b));
       return;
     }
-    at::Tensor part = all_.narrow(0, index * shape_.slice_rows(), shape_.slice_rows());
+    at::Tensor part = all_.narrow(0, shape_.packed_begin(index), shape_.slice_rows(index));
     at::mm_out(part, a.t(), b);
   }
 
@@ -114,10 +116,10 @@ class WeightGradients {
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_kernel(
     const at::Tensor& grad, const std::optional<at::Tensor>& maybe_x, const std::optional<at::Tensor>& weight,
-    int64_t out_features, int64_t in_features, int64_t granularity, int64_t split, int64_t source,
+    int64_t out_features, int64_t in_features, int64_t granularity, int64_t split, bool transposed, int64_t source,
     at::ScalarType weight_dtype, std::array<bool, 3> output_mask) {
   c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  const SplitShape shape(out_features, in_features, granularity, split);
+  const SplitShape shape(out_features, in_features, granularity, split, transposed);
   const auto [want_x, want_weight, want_bias] = output_mask;
   TORCH_CHECK(grad.dim() >= 1 && grad.size(-1) == out_features, "osdp::split_linear_backward: grad is ",
               grad.sizes(), "; its last dimension must be out_features, ", out_features);
@@ -144,16 +146,16 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_kernel(
   if (want_weight)
     weight_gradients.emplace(shape, slices ? slices->source() : nullptr, grad.options(), weight_dtype);
 
-  const int64_t width = shape.width();
+  const auto outputs_first = [&](const AcquiredSlice& w) { return transposed ? w.tensor().t() : w.tensor(); };
   for (int64_t i = granularity - 1; i >= 0; --i) {
-    const at::Tensor gout_i = shape.by_out() ? gout.narrow(1, i * width, width) : gout;
+    const at::Tensor gout_i = shape.by_out() ? gout.narrow(1, shape.begin(i), shape.width(i)) : gout;
     if (want_x) {
       const AcquiredSlice w = slices->acquire(i, i - 1, grad.scalar_type(), grad.device());
-      shape.by_out() ? sum->add(gout_i, w.tensor())
-                     : product_into_columns(grad_x, i * width, gout, w.tensor());
+      shape.by_out() ? sum->add(gout_i, outputs_first(w))
+                     : product_into_columns(grad_x, shape.begin(i), gout, outputs_first(w));
     }
     if (want_weight)
-      weight_gradients->put(i, gout_i, shape.by_out() ? rows : rows.narrow(1, i * width, width));
+      weight_gradients->put(i, gout_i, shape.by_out() ? rows : rows.narrow(1, shape.begin(i), shape.width(i)));
   }
   if (sum) grad_x = std::move(*sum).take();
   if (want_x) grad_x = grad_x.view(with_last(grad, in_features));

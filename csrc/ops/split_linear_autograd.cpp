@@ -13,21 +13,21 @@ namespace osdp::ops {
 
 at::Tensor split_linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                         int64_t out_features, int64_t in_features, int64_t granularity, int64_t split,
-                        int64_t source) {
+                        bool transposed, int64_t source) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("osdp::split_linear", "")
                              .typed<decltype(split_linear)>();
-  return op.call(x, weight, bias, out_features, in_features, granularity, split, source);
+  return op.call(x, weight, bias, out_features, in_features, granularity, split, transposed, source);
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> split_linear_backward(
     const at::Tensor& grad, const std::optional<at::Tensor>& x, const std::optional<at::Tensor>& weight,
-    int64_t out_features, int64_t in_features, int64_t granularity, int64_t split, int64_t source,
+    int64_t out_features, int64_t in_features, int64_t granularity, int64_t split, bool transposed, int64_t source,
     at::ScalarType weight_dtype, std::array<bool, 3> output_mask) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("osdp::split_linear_backward", "")
                              .typed<decltype(split_linear_backward)>();
-  return op.call(grad, x, weight, out_features, in_features, granularity, split, source, weight_dtype,
+  return op.call(grad, x, weight, out_features, in_features, granularity, split, transposed, source, weight_dtype,
                  output_mask);
 }
 
@@ -45,18 +45,19 @@ class SplitLinear : public torch::autograd::Function<SplitLinear> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
                             const std::optional<at::Tensor>& bias, int64_t out_features, int64_t in_features,
-                            int64_t granularity, int64_t split, int64_t source) {
+                            int64_t granularity, int64_t split, bool transposed, int64_t source) {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     ctx->save_for_backward({weight.requires_grad() ? x : at::Tensor(),
                             source == 0 && x.requires_grad() ? weight : at::Tensor()});
-    ctx->saved_data["shape"] = std::vector<int64_t>{out_features, in_features, granularity, split, source};
+    ctx->saved_data["shape"] = std::vector<int64_t>{out_features, in_features, granularity,
+                                                              split, source, transposed};
     ctx->saved_data["weight_dtype"] = static_cast<int64_t>(weight.scalar_type());
     ctx->saved_data["has_bias"] = bias.has_value() && bias->defined();
     if (source != 0 && x.requires_grad() && !weight.is_inference()) {
       ctx->saved_data["weight"] = weight;
       ctx->saved_data["version"] = static_cast<int64_t>(weight._version());
     }
-    return split_linear(x, weight, bias, out_features, in_features, granularity, split, source);
+    return split_linear(x, weight, bias, out_features, in_features, granularity, split, transposed, source);
   }
 
   // The check that autograd makes for saved tensors.
@@ -74,7 +75,7 @@ class SplitLinear : public torch::autograd::Function<SplitLinear> {
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    if (!grads[0].defined()) return variable_list(8);
+    if (!grads[0].defined()) return variable_list(9);
     const auto saved = ctx->get_saved_variables();
     const auto shape = ctx->saved_data["shape"].toIntVector();
     check_version(ctx, shape[4]);
@@ -82,27 +83,27 @@ class SplitLinear : public torch::autograd::Function<SplitLinear> {
     const std::array<bool, 3> wanted = {ctx->needs_input_grad(0), ctx->needs_input_grad(1),
                                         ctx->saved_data["has_bias"].toBool() && ctx->needs_input_grad(2)};
     auto [grad_x, grad_weight, grad_bias] =
-        split_linear_backward(grads[0], saved[0], saved[1], shape[0], shape[1], shape[2], shape[3], shape[4],
-                              static_cast<at::ScalarType>(ctx->saved_data["weight_dtype"].toInt()), wanted);
-    return {grad_x, grad_weight, grad_bias, {}, {}, {}, {}, {}};
+        split_linear_backward(grads[0], saved[0], saved[1], shape[0], shape[1], shape[2], shape[3],
+                              shape[5] != 0, shape[4], static_cast<at::ScalarType>(ctx->saved_data["weight_dtype"].toInt()), wanted);
+    return {grad_x, grad_weight, grad_bias, {}, {}, {}, {}, {}, {}};
   }
 };
 
 at::Tensor autograd_kernel(const at::Tensor& x, const at::Tensor& weight,
                            const std::optional<at::Tensor>& bias, int64_t out_features, int64_t in_features,
-                           int64_t granularity, int64_t split, int64_t source) {
-  return SplitLinear::apply(x, weight, bias, out_features, in_features, granularity, split, source);
+                           int64_t granularity, int64_t split, bool transposed, int64_t source) {
+  return SplitLinear::apply(x, weight, bias, out_features, in_features, granularity, split, transposed, source);
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> autograd_backward_kernel(
     const at::Tensor& grad, const std::optional<at::Tensor>& x, const std::optional<at::Tensor>& weight,
-    int64_t out_features, int64_t in_features, int64_t granularity, int64_t split, int64_t source,
+    int64_t out_features, int64_t in_features, int64_t granularity, int64_t split, bool transposed, int64_t source,
     at::ScalarType weight_dtype, std::array<bool, 3> output_mask) {
   std::array<at::Tensor, 3> results;
   {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     std::tie(results[0], results[1], results[2]) = split_linear_backward(
-        grad, x, weight, out_features, in_features, granularity, split, source, weight_dtype, output_mask);
+        grad, x, weight, out_features, in_features, granularity, split, transposed, source, weight_dtype, output_mask);
   }
   const auto trains = [](const std::optional<at::Tensor>& t) { return t.has_value() && t->requires_grad(); };
   const bool tracked = at::GradMode::is_enabled() && (grad.requires_grad() || trains(x) || trains(weight));
@@ -125,13 +126,13 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> autograd_backward_kernel(
 template <c10::DispatchKey key, c10::DeviceType device>
 at::Tensor autocast_kernel(const at::Tensor& x, const at::Tensor& weight,
                            const std::optional<at::Tensor>& bias, int64_t out_features, int64_t in_features,
-                           int64_t granularity, int64_t split, int64_t source) {
+                           int64_t granularity, int64_t split, bool transposed, int64_t source) {
   c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::DispatchKeySet{key});
   const auto lower = at::autocast::get_autocast_dtype(device);
   const at::Tensor weight_cast = source == 0 ? at::autocast::cached_cast(lower, weight, device) : weight;
   return split_linear(at::autocast::cached_cast(lower, x, device), weight_cast,
                       at::autocast::cached_cast(lower, bias, device), out_features, in_features, granularity,
-                      split, source);
+                      split, transposed, source);
 }
 
 }  // namespace

@@ -13,8 +13,8 @@ WeightSlices::WeightSlices(const SplitShape& shape, const std::optional<at::Tens
   TORCH_CHECK(weight.has_value() && weight->defined(), "osdp: needs a weight or a slice source");
   TORCH_CHECK(
       weight->dim() == 2 && weight->size(0) == shape.packed_rows() && weight->size(1) == shape.slice_cols(),
-      "osdp: weight is ", weight->sizes(), "; ", shape.granularity, " slices of [", shape.slice_rows(), ", ",
-      shape.slice_cols(), "], one below the other, are [", shape.packed_rows(), ", ", shape.slice_cols(),
+      "osdp: weight is ", weight->sizes(), "; its ", shape.granularity,
+      " slices, one below the other, are [", shape.packed_rows(), ", ", shape.slice_cols(),
       "]");
   weight_ = *weight;
 }
@@ -25,10 +25,10 @@ namespace {
 // difference is an error, as for nn.Linear.
 void check_slice(const SplitShape& shape, const at::Tensor& slice, int64_t index, at::ScalarType compute,
                  const at::Device& device) {
-  TORCH_CHECK(slice.defined() && slice.dim() == 2 && slice.size(0) == shape.slice_rows() &&
+  TORCH_CHECK(slice.defined() && slice.dim() == 2 && slice.size(0) == shape.slice_rows(index) &&
                   slice.size(1) == shape.slice_cols(),
               "osdp: slice ", index, " has shape ", slice.defined() ? slice.sizes() : at::IntArrayRef{},
-              "; expected [", shape.slice_rows(), ", ", shape.slice_cols(), "]");
+              "; expected [", shape.slice_rows(index), ", ", shape.slice_cols(), "]");
   TORCH_CHECK(slice.device() == device, "osdp: slice ", index, " is on ", slice.device(),
               ", its operand is on ", device);
   const bool same = slice.scalar_type() == compute;
@@ -42,7 +42,7 @@ void check_slice(const SplitShape& shape, const at::Tensor& slice, int64_t index
 AcquiredSlice WeightSlices::acquire(int64_t index, int64_t next, std::optional<at::ScalarType> compute_in,
                                     const at::Device& device) const {
   at::Tensor slice = source_ ? source_->acquire(index, next)
-                             : weight_.narrow(0, index * shape_.slice_rows(), shape_.slice_rows());
+                             : weight_.narrow(0, shape_.packed_begin(index), shape_.slice_rows(index));
   AcquiredSlice held(source_.get(), index, std::move(slice));
   const at::ScalarType compute = compute_in.value_or(held.tensor().scalar_type());
   check_slice(shape_, held.tensor(), index, compute, device);

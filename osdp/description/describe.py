@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from osdp.base.compiled_modules import not_compiled
+from osdp.base.conv1d import is_conv1d
 from osdp.base.later_methods import function_of
 from osdp.base.sharded_models import is_sharded
 from osdp.base.tensor_parallel import layout_of, local_part
@@ -251,6 +252,7 @@ def _assemble(
                 block=homes.pop() if len(homes) == 1 else None,
                 split_shape=(shape := None if name in copied else _split_shape(owners, name, first)),
                 look_ups=_look_ups(owners, gather_at) if shape is not None else (),
+                transposed=shape is not None and is_conv1d(owners.modules[name]),
                 parameter_bytes=sum(_nbytes(owners.parameters[p]) for p in parameters),
                 buffer_bytes=buffers.pop(name),
                 saved_bytes_per_sample=per_sample,
@@ -345,7 +347,8 @@ def _works(
 
 def _has_several_gradients(owners: Ownership, name: str) -> bool:
     trained = [p for p in owners.owned.get(name, ()) if p in owners.trained]
-    return len(trained) > 1 and not isinstance(owners.modules[name], nn.Linear)
+    module = owners.modules[name]
+    return len(trained) > 1 and not (isinstance(module, nn.Linear) or is_conv1d(module))
 
 
 def _buffer_bytes(owners: Ownership) -> dict[str, int]:
@@ -365,10 +368,10 @@ def _output_bytes(watched: Watched) -> int:
 
 
 def _split_shape(owners: Ownership, name: str, trace: Trace | None) -> tuple[int, int] | None:
-    """The shape of the module's weight if it can be sliced; else None.
+    """The outputs and inputs of the module's weight if it can be sliced; else None.
 
     It can if all that read it are plain nn.Linear and nn.Embedding modules whose weight it is, which all read it: so a
-    table that is tied to a head has one set of slices.
+    table that is tied to a head has one set of slices. Or if all are transformers' Conv1D.
     """
     module = owners.modules[name]
     if trace is None or not _can_be_sliced(module):
@@ -384,10 +387,14 @@ def _split_shape(owners: Ownership, name: str, trace: Trace | None) -> tuple[int
     homes = {owners.home(n) for n in (weight, *owners.aliases[weight])}
     if readers != homes or not all(_can_be_sliced(r) and r.weight is own for r in readers):
         return None
+    if any(is_conv1d(r) != is_conv1d(module) for r in readers):
+        return None
     layout = layout_of(own)
     if layout is not None and not (layout.divided and type(module) is nn.Linear and len(readers) == 1):
         return None
     out_features, in_features = local_part(own).shape
+    if is_conv1d(module):
+        out_features, in_features = in_features, out_features
     return (out_features, in_features) if min(out_features, in_features) >= 2 else None
 
 
@@ -398,7 +405,7 @@ def _can_be_sliced(module: nn.Module) -> bool:
     if type(module) is nn.Embedding:
         # max_norm writes to the table, the others make gradients that slices do not.
         return module.max_norm is None and not module.scale_grad_by_freq and not module.sparse
-    return type(module) is nn.Linear
+    return type(module) is nn.Linear or is_conv1d(module)
 
 
 def _look_ups(owners: Ownership, gather_at: tuple[str, ...]) -> tuple[str, ...]:

@@ -72,7 +72,8 @@ class Operator:
     traced: bool  # False: no call used them in the traced run; gather_at is then the nearest callable parent
     calls: int  # calls of the `gather_at` modules in one forward, together
     block: str | None  # the recomputable block (a key of ModelDescription.blocks) that contains it
-    # (out, in) of the weight, or (rows, columns) of the table, where its calls can be computed in slices; else None
+    # (out, in) of the weight, or (rows, columns) of the table, where its calls can be computed in slices; else None.
+    # See `transposed`.
     split_shape: tuple[int, int] | None
     parameter_bytes: int
     buffer_bytes: int
@@ -92,11 +93,19 @@ class Operator:
     backward_kernels: Annotated[int, AtLeast(-1)] = -1
     # Those of `gather_at` that look rows up (nn.Embedding) in what can be sliced; the others multiply with it.
     look_ups: tuple[str, ...] = ()
+    transposed: bool = False  # the weight that can be sliced is stored as [in, out] (transformers' Conv1D)
 
     @property
     def multiplies(self) -> bool:
         """Whether it is a product that can be computed in slices, and no table."""
         return self.split_shape is not None and not self.look_ups
+
+    @property
+    def stored_shape(self) -> tuple[int, int] | None:
+        """Rows and columns of the weight that can be sliced, as it is stored."""
+        if self.split_shape is None or not self.transposed:
+            return self.split_shape
+        return self.split_shape[1], self.split_shape[0]
 
     def gathered_at(self, places: tuple[str, ...]) -> Operator:
         """The same operator, gathered at the calls of other modules. A table is not sliced then, since its look-ups are

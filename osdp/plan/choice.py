@@ -19,10 +19,11 @@ RECOMPUTE = _search.RECOMPUTES[1:]
 class Choice:
     """How one operator is sharded.
 
-    `mode` is NO_SHARD, SHARD_GRAD_OP, FULL_SHARD or HYBRID_SHARD. With FULL_SHARD a Linear or an Embedding can be
+    `mode` is NO_SHARD, SHARD_GRAD_OP, FULL_SHARD or HYBRID_SHARD. With FULL_SHARD a Linear, Embedding or Conv1D can be
     computed in `granularity` slices, of which `sharded_slices` (default: all) are sharded and the others are kept in full
     on every rank; in all other cases `granularity` is 1. `split` is the dimension of the weight that is
-    sliced: "out" (contiguous rows, no summation) or "in" (columns; outputs of a Linear are summed, as in the paper).
+    sliced: "out" (no summation) or "in" (outputs are summed, as in the paper). Slices of the rows of the stored weight
+    differ by one row at most; those of its columns are equal.
 
     >>> Choice("FULL_SHARD", granularity=4, sharded_slices=2, split="out")
     """
@@ -48,6 +49,11 @@ class Choice:
         if self.granularity == 1:
             return self.mode
         return f"{self.mode} {self.slices_sharded}/{self.granularity} slices ({self.split})"
+
+
+def uneven(operator: Operator, split: str) -> bool:
+    """Whether slices along `split` may differ by one: they are of the rows of the weight as it is stored."""
+    return (split == "out") != operator.transposed
 
 
 def split_length(operator: Operator, split: str) -> int | None:

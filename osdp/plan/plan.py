@@ -14,7 +14,7 @@ from osdp.base.printed import Printed, PrintedText
 from osdp.description.model_description import ModelDescription
 from osdp.errors import InvalidProblemError
 from osdp.hardware.hardware import Hardware
-from osdp.plan.choice import Choice, split_length
+from osdp.plan.choice import Choice, split_length, uneven
 from osdp.plan.plan_fields import PlanFields
 from osdp.plan.unit_grouping import group_units
 from osdp.plan.validation import (
@@ -57,8 +57,8 @@ class Plan(Printed, PlanFields):
     ) -> Plan:
         """The plan that gives every operator the same choice, for any world size; without a prediction.
 
-        `granularity` applies to the operators that can be computed in slices (`split_shape`) and whose
-        dimension it divides; the others stay whole. `whole`: patterns of modules and parameters that are
+        `granularity` applies to the operators that can be computed in so many slices (`split_shape`); the others stay
+        whole. `whole`: patterns of modules and parameters that are
         always NO_SHARD, as in `osdp.search`. A model passed instead of a description is described without a
         sample: then no operator is known to be splittable, and parameters are gathered at their module's
         parent.
@@ -86,7 +86,11 @@ class Plan(Printed, PlanFields):
                 choices[operator.name] = Choice("NO_SHARD")
                 continue
             length = split_length(operator, split)
-            sliced = granularity > 1 and length is not None and length % granularity == 0
+            sliced = (
+                granularity > 1
+                and length is not None
+                and (granularity <= length if uneven(operator, split) else length % granularity == 0)
+            )
             choices[operator.name] = (
                 Choice(mode, granularity, sharded_slices, split) if sliced else Choice(mode)
             )

@@ -10,7 +10,7 @@ from typing import TypeVar
 from osdp.description.model_description import KINDS, Kernel, ModelDescription, Operator
 from osdp.errors import InvalidProblemError, PlanMismatchError
 from osdp.plan.certificate import Certificate
-from osdp.plan.choice import MODES, RECOMPUTE, SPLITS, Choice, split_length
+from osdp.plan.choice import MODES, RECOMPUTE, SPLITS, Choice, split_length, uneven
 from osdp.plan.plan_fields import PlanFields
 from osdp.plan.precisions import PRECISIONS
 from osdp.plan.searched import COST_VERSION, COSTS, METHODS, OBJECTIVES
@@ -186,9 +186,9 @@ def _description_problems(description: ModelDescription) -> Iterator[tuple[str, 
         if operator.block is not None and operator.block not in blocks:
             yield f"{where}.block", unknown_name("block that can be recomputed", operator.block, blocks)
         if operator.split_shape is not None and not any(
-            sorted(p.shape) == sorted(operator.split_shape) for p in operator.parameters
+            p.shape == operator.stored_shape for p in operator.parameters
         ):
-            yield f"{where}.split_shape", f"no parameter of the operator has shape {operator.split_shape}"
+            yield f"{where}.split_shape", f"no parameter of the operator has shape {operator.stored_shape}"
         for name in operator.look_ups:
             if name not in operator.gather_at:
                 yield f"{where}.look_ups", f"{name!r} is not in gather_at"
@@ -243,6 +243,9 @@ def choice_problems(choice: Choice, operator: Operator | None) -> Iterator[str]:
         length = split_length(operator, choice.split)
         if length is None:
             yield f"granularity {g}: {operator.kind} {operator.name!r} cannot be computed in slices"
+        elif uneven(operator, choice.split):
+            if g > length:
+                yield f"granularity {g} is more than {length}, the length of the {choice.split!r} dimension"
         elif length % g:
             yield f"granularity {g} does not divide {length}, the length of the {choice.split!r} dimension"
 

@@ -56,7 +56,14 @@ def make_model(
             op.compute_s_fixed += waits.forward_s + waits.backward_s
             op.recompute_s_fixed += waits.forward_s
         if o.split_shape is not None and o.name not in hardware.gamma_s:
-            alike = (o.forward_kernels, o.backward_kernels, o.split_shape, o.calls, dtypes[o.name])
+            alike = (
+                o.forward_kernels,
+                o.backward_kernels,
+                o.split_shape,
+                o.transposed,
+                o.calls,
+                dtypes[o.name],
+            )
             if alike not in thin:
                 batch, rate = (
                     batch_size or max(1, description.sample_batch),
@@ -305,7 +312,7 @@ def _operator(
     op.name = o.name
     op.tensors = [_tensor(p, precision, whole) for p in o.parameters]
     if o.split_shape is not None:
-        weights = [i for i, p in enumerate(o.parameters) if sorted(p.shape) == sorted(o.split_shape)]
+        weights = [i for i, p in enumerate(o.parameters) if p.shape == o.stored_shape]
         if weights and o.parameters[weights[0]].elements:
             op.split_tensor = weights[0]
             op.out_features, op.in_features = o.split_shape
@@ -313,6 +320,7 @@ def _operator(
             a_row = 2 * math.prod(o.split_shape) * products  # flops over all calls
             op.rows_per_sample = -(-(o.flops_per_sample + tied_flops) // a_row)
             op.look_ups = len(o.look_ups)
+            op.transposed = o.transposed
     op.calls = max(1, o.calls)
     op.places = max(1, len(o.gather_at)) if o.traced else 1
     op.block = -1 if o.block is None else block_index[o.block]
@@ -366,6 +374,7 @@ def signature(o: Operator) -> object:
         o.calls,
         len(o.gather_at),
         o.split_shape,
+        o.transposed,
         o.saved_bytes_per_sample,
         o.saved_bytes_fixed,
         o.work_bytes_per_sample,

@@ -38,7 +38,7 @@ def _kernel_s(k: Kernel, rates: KernelRates, flops_per_s: float, batch: float) -
 
 
 # Note [Thin slices]
-# A slice of a Linear's weight is cut along its outputs, or else its inputs. Its three products have that dimension, so that
+# A slice of a Linear's weight is cut along its rows, or else its columns. Its three products have that dimension, so that
 # many slices are slow as thin products are; and each reads, or adds to, the whole of the other activation once more.
 MOST_SLICES = 64  # that are priced by their shapes; more take a launch each longer than the whole
 
@@ -67,13 +67,22 @@ def slices_s(
     rows = operator.flops_per_sample * batch / (2 * shape[0] * shape[1] * max(1, operator.calls))
     found = []
     for n in range(2, MOST_SLICES + 1):
-        cut = 0 if shape[0] % n == 0 else 1
-        if shape[cut] % n:
+        cut = _dimension_cut(operator, n)
+        if cut is None:
             continue
         again = round((1 - 1 / n) * rows * shape[1 - cut] * bytes_per_element)
         thin = [_slice_of(k, n, shape[cut] // n, again) for k in kernels]
         found.append((n, max(0.0, n * kernels_s(thin, rates, flops_per_s, batch) - whole)))
     return found
+
+
+def _dimension_cut(operator: Operator, slices: int) -> int | None:
+    """Of `split_shape`: as split_of in csrc/search/problem/slices.hpp."""
+    assert operator.split_shape is not None
+    rows = 1 if operator.transposed else 0
+    if operator.split_shape[rows] % slices and operator.split_shape[1 - rows] % slices == 0:
+        return 1 - rows
+    return rows if operator.split_shape[rows] >= slices else None
 
 
 def _slice_of(k: Kernel, slices: int, dimension: int, again_bytes: int) -> Kernel:

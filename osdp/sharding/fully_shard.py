@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from osdp import _C
 from osdp.base.cast_floats import MoveInputs
+from osdp.base.conv1d import is_conv1d
 from osdp.base.tensor_parallel import layout_of
 from osdp.errors import ShardingError
 from osdp.hardware.this_machine import warn_of_another_machine
@@ -397,7 +398,7 @@ def _install_splits(model: nn.Module, plan: Plan, index: dict[str, int], runtime
         for place in places:
             module = model.get_submodule(place)
             # describe gives a split_shape to nothing else
-            assert isinstance(module, (nn.Linear, nn.Embedding))
+            assert isinstance(module, (nn.Linear, nn.Embedding)) or is_conv1d(module)
             layout = layout_of(module.weight)
             forward: Any
             if isinstance(module, nn.Embedding):
@@ -415,7 +416,9 @@ def _install_splits(model: nn.Module, plan: Plan, index: dict[str, int], runtime
                 forward = split_embedding.SplitLookUp(module.weight, rows, columns, module.padding_idx, *how)
             else:
                 bias = module.bias if layout is None else None
-                forward = split_linear.SplitCall(module.weight, bias, rows, columns, *how)
+                turned = is_conv1d(module)
+                sizes = (columns, rows) if turned else (rows, columns)
+                forward = split_linear.SplitCall(module.weight, bias, *sizes, *how, transposed=turned)
                 if layout is not None:
                     forward = DividedSplit(module, layout, forward)
             # The call is replaced, not the module: hooks, class, names and parameters stay.

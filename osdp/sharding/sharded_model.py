@@ -16,7 +16,7 @@ from osdp.base.compiled_modules import unwrapped
 from osdp.base.sharded_models import HANDLES
 from osdp.base.tensor_parallel import Layout, layout_of
 from osdp.errors import ShardingError
-from osdp.plan.choice import SPLITS
+from osdp.plan.choice import uneven
 from osdp.plan.mixed_precision import MixedPrecision
 from osdp.plan.plan import Plan
 from osdp.ranks.process_groups import LaneGroup
@@ -213,11 +213,11 @@ def runtime_of(model: nn.Module) -> Sharded:
 def splits_of(plan: Plan) -> dict[str, _C.SplitSpec]:
     """Weight name -> its slices, for the operators that the plan computes in slices."""
     return {
-        joined(name, "weight"): _C.SplitSpec(
-            choice.granularity, choice.slices_sharded, SPLITS.index(choice.split or "out")
+        joined(o.name, "weight"): _C.SplitSpec(
+            choice.granularity, choice.slices_sharded, 0 if uneven(o, choice.split or "out") else 1
         )
-        for name, choice in plan.choices.items()
-        if choice.granularity > 1
+        for o in plan.description.operators
+        if o.parameters and (choice := plan.choices[o.name]).granularity > 1
     }
 
 

@@ -34,7 +34,9 @@ def split_embedding(
     >>> split_embedding(torch.tensor([3, 0]), torch.eye(4), granularity=2, split="out").shape
     torch.Size([2, 4])
     """
-    rows, columns = whole_sizes(weight, granularity, split, source, rows=rows, columns=columns)
+    rows, columns = whole_sizes(
+        weight, granularity, split, source, by_rows=split == "out", rows=rows, columns=columns
+    )
     padding = -1 if padding_idx is None else padding_idx
     result: Tensor = torch.ops.osdp.split_embedding(
         indices, weight, rows, columns, padding, granularity, SPLITS[split], source

@@ -31,7 +31,7 @@ inline Model random_model(Random& r, int64_t operators) {
     }
     if (!op.tensors.empty() && r() % 2 == 0) {
       op.split_tensor = 0;
-      op.out_features = op.tensors[0].rows = 2 * draw(r, 1, 6);
+      op.out_features = op.tensors[0].rows = draw(r, 2, 12);
       op.in_features = op.tensors[0].row_bytes / 4;
       op.tensors[0].shardable = true;
     }
@@ -45,6 +45,8 @@ inline Model random_model(Random& r, int64_t operators) {
     op.saved_bytes_per_sample = draw(r, 0, 60), op.saved_bytes_fixed = draw(r, 0, 9);
     if (op.split_tensor >= 0 && op.saved_bytes_fixed % 3 == 0)
       op.look_ups = 1 + op.saved_bytes_per_sample % op.places;
+    else if (op.split_tensor >= 0 && op.saved_bytes_fixed % 3 == 1)
+      op.transposed = true, std::swap(op.out_features, op.in_features);
     if (r() % 2 == 0) op.work_bytes_per_sample = draw(r, 0, 90), op.work_bytes_fixed = draw(r, 0, 20);
     op.compute_s_per_sample = 1e-9 * static_cast<double>(draw(r, 0, 50));
     op.recompute_s_per_sample = op.compute_s_per_sample / 3;
@@ -125,7 +127,7 @@ inline Request random_request(Random& r) {
   request.device.optimizer_s_per_byte = 1e-11 * static_cast<double>(draw(r, 0, 20));
   request.space.modes = {Mode::NoShard, Mode::FullShard};
   if (r() % 2 == 0) request.space.modes.push_back(Mode::ShardGradOp);
-  if (r() % 2 == 0) request.space.granularities = {2};
+  if (r() % 2 == 0) request.space.granularities = {r() % 2 == 0 ? 2 : 3};
   request.space.optimizer.copies = draw(r, 0, 2);
   if (r() % 3 == 0) request.space.optimizer = {0, draw(r, 0, 1024), draw(r, 0, 12), 8};
   request.space.bucket_bytes = draw(r, 1, 100);

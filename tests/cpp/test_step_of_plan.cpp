@@ -82,8 +82,16 @@ void slices_are_units() {
   CHECK_EQ(s.units[0].full_bytes, 160);
   CHECK_EQ(s.buckets.size(), 2u);  // the bias, and the slice that is whole
   CHECK_EQ(s.operators[0].parts, 2);
-  plan.choices[0] = {Mode::FullShard, 3, 1, Split::Out};
+  // 8 rows are 2, 3 and 3: the last two are sharded, and 3 rows over 4 ranks are padded.
+  plan.choices[0] = {Mode::FullShard, 3, 2, Split::Out};
+  const Step uneven = step_of(model, request(4), plan, {{"a", {0}, {{0, 0}}, 1}}, 1, {});
+  CHECK_EQ(uneven.units.size(), 2u);
+  CHECK_EQ(uneven.units[0].full_bytes, 120);
+  CHECK_EQ(uneven.units[0].copied_bytes, 120);
+  plan.choices[0] = {Mode::FullShard, 3, 1, Split::In};
   CHECK_THROWS(step_of(model, request(4), plan, {}, 1, {}), InvalidProblem, "cannot be computed in 3 slices");
+  plan.choices[0] = {Mode::FullShard, 9, 1, Split::Out};
+  CHECK_THROWS(step_of(model, request(4), plan, {}, 1, {}), InvalidProblem, "cannot be computed in 9 slices");
   // What a search does not consider, and a plan may say: along the input where the output would do, or none
   // sharded.
   plan.choices[0] = {Mode::FullShard, 2, 2, Split::In};

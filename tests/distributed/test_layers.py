@@ -82,6 +82,13 @@ def sequences(width_in: int, width_out: int):
     return lambda samples: ((torch.randn(samples, 4, width_in),), torch.randn(samples, width_out))
 
 
+def turned() -> nn.Module:
+    """Weights are [in, out]: slices of rows are along the inputs."""
+    from transformers.pytorch_utils import Conv1D
+
+    return nn.Sequential(Conv1D(7, 5), nn.Tanh(), Conv1D(6, 7), nn.Tanh(), nn.Linear(6, 3))
+
+
 WORKLOADS = {
     "LSTM": Workload(Recurrent, sequences(5, 3)),
     "MultiheadAttention": Workload(Attention, sequences(6, 3)),
@@ -91,6 +98,7 @@ WORKLOADS = {
     "fewer elements than ranks": Workload(
         lambda: nn.Sequential(nn.Linear(1, 2), nn.PReLU(), nn.Linear(2, 1)), vectors(1, 1)
     ),
+    "Conv1D": Workload(turned, lambda samples: ((torch.randn(samples, 4, 5),), torch.randn(samples, 4, 3))),
     "embedding with padding": Workload(
         lambda: nn.Sequential(nn.Embedding(9, 5, padding_idx=0), nn.Flatten(), nn.Linear(20, 3)),
         lambda samples: ((torch.randint(9, (samples, 4)),), torch.randn(samples, 3)),
@@ -102,7 +110,7 @@ def train(me: Member, name: str) -> None:
     train_all(me, WORKLOADS[name], lambda d: plans.everything(d, mixtures=2), steps=2)
 
 
-ON_FOUR = ("LSTM", "shapes", "fewer elements than ranks")  # where some rank has no row of something
+ON_FOUR = ("LSTM", "shapes", "Conv1D", "fewer elements than ranks")  # where some rank has no row of something
 
 
 @pytest.mark.parametrize(("name", "world"), [(n, 2) for n in WORKLOADS] + [(n, 4) for n in ON_FOUR])

@@ -45,9 +45,11 @@ at::Tensor FullParams::gather(int64_t index, const at::Tensor& local, const char
   at::Tensor here = brought(p, local);
   const faults::TaskNamePtr name = faults::task_name(p.name() + " all-gather (" + what + ")", model_);
   comm::Work done = lane_->submit(name, [&shard_groups, &p, here, full] {
-    for (const Piece& piece : p.pieces()) {
+    for (size_t i = 0; i < p.pieces().size(); ++i) {
+      const Piece& piece = p.pieces()[i];
       at::Tensor rows = here.narrow(piece.local_dim, piece.local_begin, piece.local_count);
-      const int64_t full_rows = p.split() ? p.slice_rows() : p.full_sizes()[piece.local_dim];
+      const int64_t full_rows = p.split() ? slice_sizes(p.full_sizes(), *p.split(), static_cast<int64_t>(i))[0]
+                                          : p.full_sizes()[piece.local_dim];
       std::vector<int64_t> offsets = piece.offsets;
       if (!piece.replicated) {
         const RowRange range(std::vector<int64_t>{full_rows}, 0, shard_groups.rank(), shard_groups.world());
@@ -131,9 +133,10 @@ bool FullParams::take_back(const Call& call) {
 
 at::Tensor FullParams::slice_of_summoned(const Parameter& p, int64_t slice) const {
   const at::Tensor full = p.tensor().variable_data();
-  const bool out = p.split()->dim == ops::SplitDim::Out;
-  const int64_t length = full.size(out ? 0 : 1) / p.split()->granularity;
-  return full.narrow(out ? 0 : 1, slice * length, length)
+  const int64_t dim = p.split()->dim == ops::SplitDim::Out ? 0 : 1;
+  return full
+      .narrow(dim, slice_begin(full.size(dim), p.split()->granularity, slice),
+              slice_sizes(full.sizes(), *p.split(), slice)[dim])
       .to(full.options().dtype(p.compute_dtype()).device(p.device()))
       .contiguous();
 }

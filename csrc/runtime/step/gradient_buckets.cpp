@@ -19,8 +19,7 @@ namespace osdp::runtime {
 at::Tensor GradientBuckets::Item::gradient() const {
   const at::Tensor& grad = param->local_grad();
   if (!grad.defined() || !param->split()) return grad;
-  const SplitSpec& split = *param->split();
-  return grad.narrow(0, 0, (split.granularity - split.sharded) * param->slice_rows());
+  return grad.narrow(0, 0, param->whole_rows());
 }
 
 namespace {
@@ -146,21 +145,18 @@ at::Tensor* GradientBuckets::averaged_alone(const Parameter& param) {
 }
 
 void GradientBuckets::add_slice_gradient(Parameter& p, int64_t slice, const at::Tensor& gradient) {
-  const int64_t rows = p.slice_rows();
   at::Tensor kept = split_gradient(p);
   if (Item* item = item_of(p)) {
     await(p);
     const bool alone = p.mixed() && step_.syncs(p) && item->averages_alone() && !item->first;
     item->dirty = true;
     if (alone) {
-      if (!item->pending.defined()) {
-        const int64_t whole = p.split()->granularity - p.split()->sharded;
-        item->pending = at::zeros_like(kept.narrow(0, 0, whole * rows));
-      }
+      if (!item->pending.defined()) item->pending = at::zeros_like(kept.narrow(0, 0, p.whole_rows()));
       kept = item->pending;
     }
   }
-  ops::accumulate(kept.narrow(0, slice * rows, rows), gradient);
+  const Piece& piece = p.pieces()[slice];
+  ops::accumulate(kept.narrow(0, piece.local_begin, piece.local_count), gradient);
 }
 
 void GradientBuckets::launch(Bucket& bucket) {

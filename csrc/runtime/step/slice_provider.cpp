@@ -66,8 +66,9 @@ at::Tensor SliceProvider::acquire(int64_t param, int64_t slice) {
   if (stack_.empty() && current_graph_task() != -1) backward_.begin();
   const Parameter& p = shards_.parameter(param);
   if (full_params_.lends()) return full_params_.slice_of_summoned(p, slice);
-  const int64_t rows = p.slice_rows();
-  if (slice < whole_slices(p)) return p.local().narrow(0, slice * rows, rows).to(p.compute_dtype());
+  const Piece& piece = p.pieces()[slice];
+  if (piece.replicated)
+    return p.local().narrow(0, piece.local_begin, piece.local_count).to(p.compute_dtype());
   return units_.begin_slice(unit_of(p, slice));
 }
 

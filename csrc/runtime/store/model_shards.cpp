@@ -19,8 +19,11 @@ void check_split(const ParamSpec& spec) {
   const SplitSpec& s = *spec.split;
   OSDP_CHECK(spec.sizes().size() == 2, Sharding, "OSDP: parameter '", spec.name,
              "' is not a matrix and cannot be split");
-  const int64_t length = spec.sizes()[s.dim == ops::SplitDim::Out ? 0 : 1];
-  OSDP_CHECK(s.granularity > 0 && length % s.granularity == 0 && s.sharded >= 0 && s.sharded <= s.granularity,
+  const bool rows = s.dim == ops::SplitDim::Out;
+  const int64_t length = spec.sizes()[rows ? 0 : 1];
+  const bool fits =
+      s.granularity > 0 && (rows ? s.granularity <= std::max<int64_t>(1, length) : length % s.granularity == 0);
+  OSDP_CHECK(fits && s.sharded >= 0 && s.sharded <= s.granularity,
              Sharding, "OSDP: parameter '", spec.name, "' of length ", length, " cannot be split into ",
              s.granularity, " slices, ", s.sharded, " of them sharded");
 }
@@ -76,15 +79,13 @@ Parameter& ModelShards::add_parameter(const ParamSpec& spec, bool sharded, const
 }
 
 void ModelShards::add_slices(Parameter& p, const ShardGroups& shard_groups) {
-  const SplitSpec& split = *p.split();
-  const bool out = split.dim == ops::SplitDim::Out;
   for (size_t s = 0; s < p.pieces().size(); ++s) {
     const Piece& piece = p.pieces()[s];
     if (piece.replicated) continue;
     auto slice = std::make_unique<Unit>();
     slice->shard_groups = &shard_groups;
     slice->name = p.name() + " slice " + std::to_string(s);
-    const std::vector<int64_t> sizes{p.slice_rows(), p.full_sizes()[1] / (out ? 1 : split.granularity)};
+    const std::vector<int64_t> sizes = slice_sizes(p.full_sizes(), *p.split(), static_cast<int64_t>(s));
     slice->slots.emplace_back(p, slice->name, sizes, piece.local_begin, shard_groups.rank(),
                               shard_groups.world());
     place_of(p).slices.push_back(slice.get());

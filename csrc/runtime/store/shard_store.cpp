@@ -27,26 +27,20 @@ bool same_values(const at::Tensor& one, const at::Tensor& other) {
   return true;
 }
 
-// The sizes of one slice of a split weight and, below, its offsets in the full weight.
-std::vector<int64_t> slice_sizes(at::IntArrayRef full, const SplitSpec& s) {
-  return s.dim == ops::SplitDim::Out ? std::vector<int64_t>{full[0] / s.granularity, full[1]}
-                                     : std::vector<int64_t>{full[0], full[1] / s.granularity};
-}
-
+// The offsets of one slice of a split weight in the full weight.
 std::vector<int64_t> slice_offsets(at::IntArrayRef full, const SplitSpec& s, int64_t slice) {
-  return s.dim == ops::SplitDim::Out ? std::vector<int64_t>{slice * (full[0] / s.granularity), 0}
-                                     : std::vector<int64_t>{0, slice * (full[1] / s.granularity)};
+  return s.dim == ops::SplitDim::Out ? std::vector<int64_t>{slice_begin(full[0], s.granularity, slice), 0}
+                                     : std::vector<int64_t>{0, slice_begin(full[1], s.granularity, slice)};
 }
 
 std::vector<Piece> split_pieces(at::IntArrayRef full, const SplitSpec& s, int64_t rank, int64_t world) {
   std::vector<Piece> pieces;
-  const std::vector<int64_t> sizes = slice_sizes(full, s);
   int64_t local = 0;
   for (int64_t i = 0; i < s.granularity; ++i) {
     const bool replicated = i < s.granularity - s.sharded;
-    const RowRange range(sizes, 0, rank, world);
+    std::vector<int64_t> piece = slice_sizes(full, s, i);
+    const RowRange range(piece, 0, rank, world);
     std::vector<int64_t> offsets = slice_offsets(full, s, i);
-    std::vector<int64_t> piece = sizes;
     if (!replicated) offsets[0] += range.begin, piece[0] = range.count;
     pieces.push_back({offsets, piece, 0, local, piece[0], replicated});
     local += piece[0];
@@ -82,6 +76,13 @@ at::Tensor narrowed(at::Tensor t, const std::vector<int64_t>& offsets, const std
 }
 
 }  // namespace
+
+std::vector<int64_t> slice_sizes(at::IntArrayRef full, const SplitSpec& s, int64_t i) {
+  const size_t dim = s.dim == ops::SplitDim::Out ? 0 : 1;
+  std::vector<int64_t> sizes = full.vec();
+  sizes[dim] = slice_begin(full[dim], s.granularity, i + 1) - slice_begin(full[dim], s.granularity, i);
+  return sizes;
+}
 
 int64_t RowRange::first_long_dim(at::IntArrayRef sizes) {
   for (size_t d = 0; d < sizes.size(); ++d)
@@ -261,7 +262,12 @@ std::vector<int64_t> Parameter::local_sizes() const {
   return sizes;
 }
 
-int64_t Parameter::slice_rows() const { return slice_sizes(full_sizes_, *split_)[0]; }
+int64_t Parameter::whole_rows() const {
+  int64_t rows = 0;
+  for (const Piece& piece : pieces_)
+    if (piece.replicated) rows += piece.local_count;
+  return rows;
+}
 
 at::Tensor Parameter::take_local(const at::Tensor& full) const {
   if (!split_)

@@ -46,6 +46,9 @@ struct Piece {
   bool replicated;      // every rank holds this piece
 };
 
+// The sizes of slice i of a split matrix.
+std::vector<int64_t> slice_sizes(at::IntArrayRef full, const SplitSpec& split, int64_t i);
+
 class Slot;
 
 // Note [Hooks after accumulation]
@@ -153,7 +156,7 @@ class Parameter {
 
   // This rank's part of a full-size tensor.
   at::Tensor take_local(const at::Tensor& full) const;
-  int64_t slice_rows() const;  // rows of one slice of a split weight
+  int64_t whole_rows() const;  // of a split weight: rows of the local tensor that every rank has
 
   // The node that accumulates this parameter's gradient. It is created while the parameter is full, so that
   // it always expects full gradients. Null if the parameter does not require a gradient.

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "search/certificate/collective_cost.hpp"
+#include "search/certificate/weight_in_slices.hpp"
 #include "search/certificate/option_cost.hpp"
 
 namespace osdp::search {
@@ -136,30 +137,38 @@ class Bound {
 
   double in_slices(const PlainPlan::Choice& c) const {
     const Tensor& weight = op_.tensors[op_.split_tensor];
-    const int64_t sent = weight.trainable ? weight.reduce_bytes() / c.granularity : 0;
-    const Seconds gathered = links_.gather(weight.compute_bytes() / c.granularity, Mode::FullShard);
+    const WeightInSlices slices(op_, c);
+    const auto sent = [&](int64_t lines) {
+      return weight.trainable ? slices.part(weight.reduce_bytes(), lines) : 0;
+    };
+    const auto gathered = [&](int64_t lines) {
+      return links_.gather(slices.part(weight.compute_bytes(), lines), Mode::FullShard);
+    };
+    const auto reduced = [&](int64_t lines) { return links_.reduce(sent(lines), Mode::FullShard); };
     const bool again = recompute_ != Recompute::None;
     // Look-ups read no slice in backward.
     const int64_t reads_again = std::max<int64_t>(0, at_.slice_calls - op_.look_ups) + (again ? 1 : 0);
-    const double of_slice =
-        static_cast<double>(at_.slice_calls) *
-            (in_forward(gathered) + in_backward(Kind::Reduction, links_.reduce(sent, Mode::FullShard))) +
-        static_cast<double>(reads_again) * in_backward(Kind::Gather, gathered);
+    const double of_slices = slices.of_each([&](int64_t lines) {
+      return static_cast<double>(at_.slice_calls) *
+                 (in_forward(gathered(lines)) + in_backward(Kind::Reduction, reduced(lines))) +
+             static_cast<double>(reads_again) * in_backward(Kind::Gather, gathered(lines));
+    });
     const int64_t beside = sent_ - (weight.trainable ? weight.reduce_bytes() : 0);
     const Seconds others = links_.all_reduce(beside),
-                  replicated = links_.all_reduce((c.granularity - c.sharded_slices) * sent);
+                  replicated = links_.all_reduce(sent(slices.replicated));
     const double whole =
         (in_backward(Kind::Reduction, others) + in_backward(Kind::Reduction, replicated)) / micro_batches();
     if (table_comes_first(op_)) {
       // Nothing runs beside its transfers but the look-ups, which no bound counts then.
-      const double ends =
-          alone(forward_share(), Kind::Gather, gathered) + last(links_.reduce(sent, Mode::FullShard));
-      return static_cast<double>(c.sharded_slices) * (of_slice + ends) + whole +
+      const double ends = slices.of_each([&](int64_t lines) {
+        return alone(forward_share(), Kind::Gather, gathered(lines)) + last(reduced(lines));
+      });
+      return of_slices + ends + whole +
              last(replicated) / micro_batches();
     }
     // A third of the launches is in forward, and once more in recomputation.
     const double launch = longer_in_slices_s(op_, request_.space, c.granularity) / 3;
-    return static_cast<double>(c.sharded_slices) * of_slice + whole +
+    return of_slices + whole +
            launch * (forward_share() + backward_share() * (again ? 3 : 2));
   }
 

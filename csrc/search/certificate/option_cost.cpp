@@ -1,10 +1,13 @@
 #include "search/certificate/option_cost.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <optional>
 
 #include "search/certificate/bound_cost.hpp"
 #include "search/certificate/collective_cost.hpp"
+#include "search/certificate/weight_in_slices.hpp"
 #include "search/problem/validate.hpp"
 
 namespace osdp::search {
@@ -26,7 +29,9 @@ bool has_rows(const Tensor& t) { return t.shardable && t.bytes() > 0; }
 class Columns {
  public:
   Columns(const Operator& op, const Request& request, Recompute recompute, Choice choice)
-      : op_(op), request_(request), device_(request.device), recompute_(recompute), choice_(choice) {}
+      : op_(op), request_(request), device_(request.device), recompute_(recompute), choice_(choice) {
+    if (sliced()) in_slices_.emplace(op, choice);
+  }
 
   OptionCost cost() const {
     OptionCost c;
@@ -63,7 +68,6 @@ class Columns {
   bool is_weight(const Tensor& t) const { return sliced() && &t == &op_.tensors[op_.split_tensor]; }
   const Tensor& weight() const { return op_.tensors[op_.split_tensor]; }
   int64_t slices() const { return choice_.sharded_slices; }
-  int64_t whole_slices() const { return choice_.granularity - choice_.sharded_slices; }
   // Ranks that share a sharded tensor.
   int64_t sharing() const {
     return traits(choice_.mode).inside_hosts ? device_.ranks / device_.hosts : device_.ranks;
@@ -100,15 +104,18 @@ class Columns {
   }
   // Bytes of the tensor on the rank that holds most.
   int64_t on_rank(const Tensor& t) const {
-    if (is_weight(t)) return whole_slices() * (t.bytes() / choice_.granularity) + slices() * slice_part();
+    if (is_weight(t)) return sliced_part();
     return whole() || sliced() || !t.shardable ? t.bytes() : part(t.rows, t.row_bytes);
   }
-  int64_t slice_part() const {
+  int64_t sliced_part() const {
     const int64_t element = weight().bytes() / (op_.out_features * op_.in_features);
-    const int64_t out =
-        choice_.split == Split::Out ? op_.out_features / choice_.granularity : op_.out_features;
-    const int64_t in = choice_.split == Split::In ? op_.in_features / choice_.granularity : op_.in_features;
-    return weight().shardable ? part(out, in * element) : out * in * element;
+    int64_t bytes = in_slices_->part(weight().bytes(), in_slices_->replicated);
+    for (const int64_t lines : in_slices_->sharded) {
+      const int64_t rows = in_slices_->of_rows ? lines : in_slices_->rows,
+                    columns = in_slices_->of_rows ? in_slices_->columns : lines;
+      bytes += weight().shardable ? part(rows, columns * element) : rows * columns * element;
+    }
+    return bytes;
   }
   // The copy in the compute dtype of a replicated tensor.
   int64_t working_copy(const Tensor& t) const {
@@ -139,10 +146,12 @@ class Columns {
   int64_t sent() const {
     return sum_trained([](const Tensor& t) { return t.reduce_bytes(); });
   }
-  // One slice: its gathered parameters, and its gradient in the dtype of reduction.
-  int64_t slice_gathered() const { return weight().compute_bytes() / choice_.granularity; }
-  int64_t slice_sent() const {
-    return weight().trainable ? weight().reduce_bytes() / choice_.granularity : 0;
+  // One slice, the smallest: its gathered parameters, and its gradient in the dtype of reduction.
+  int64_t slice_gathered() const { return slice_gathered(in_slices_->smallest); }
+  int64_t slice_sent() const { return slice_sent(in_slices_->smallest); }
+  int64_t slice_gathered(int64_t lines) const { return in_slices_->part(weight().compute_bytes(), lines); }
+  int64_t slice_sent(int64_t lines) const {
+    return weight().trainable ? in_slices_->part(weight().reduce_bytes(), lines) : 0;
   }
 
   // Until a bucket has copied them, replicated gradients are in the compute dtype, if that is smaller.
@@ -190,12 +199,14 @@ class Columns {
     const Mode mode = choice_.mode;
     if (whole()) return link.all_reduce(sent()).seconds();
     if (sliced()) {
-      const double of_slice =
-          2 * link.gather(slice_gathered(), mode).seconds() + link.reduce(slice_sent(), mode).seconds();
-      int64_t others = whole_slices() * slice_sent();
+      const double of_slices = in_slices_->of_each([&](int64_t lines) {
+        return 2 * link.gather(slice_gathered(lines), mode).seconds() +
+               link.reduce(slice_sent(lines), mode).seconds();
+      });
+      int64_t others = slice_sent(in_slices_->replicated);
       for (const Tensor& t : op_.tensors)
         if (t.trainable && !is_weight(t)) others += t.reduce_bytes();
-      return static_cast<double>(slices()) * of_slice + link.all_reduce(others).seconds() +
+      return of_slices + link.all_reduce(others).seconds() +
              longer_in_slices_s(op_, request_.space, choice_.granularity);
     }
     return (traits(mode).kept ? 1 : 2) * link.gather(gathered(), mode).seconds() +
@@ -207,7 +218,18 @@ class Columns {
   const Device& device_;
   const Recompute recompute_;
   const Choice choice_;
+  std::optional<WeightInSlices> in_slices_;
 };
+
+// Rows need no packing, and may leave a rest; columns are next, and must leave none.
+Split slices_of(const Operator& op, int64_t g) {
+  const std::array lines{op.out_features, op.in_features};
+  const std::array splits{Split::Out, Split::In};
+  const size_t rows = op.transposed ? 1 : 0, columns = 1 - rows;
+  if (g < 2) return Split::None;
+  if (lines[rows] % g != 0 && lines[columns] % g == 0) return splits[columns];
+  return lines[rows] >= g ? splits[rows] : Split::None;
+}
 
 std::vector<Choice> choices(const Operator& op, const Request& request) {
   const Device& device = request.device;
@@ -224,10 +246,8 @@ std::vector<Choice> choices(const Operator& op, const Request& request) {
   found.push_back({Mode::FullShard, 1, 1});
   if (op.split_tensor < 0) return found;
   for (const int64_t g : request.space.granularities) {
-    const Split split = op.out_features % g == 0  ? Split::Out
-                        : op.in_features % g == 0 ? Split::In
-                                                  : Split::None;
-    if (g < 2 || split == Split::None) continue;
+    const Split split = slices_of(op, g);
+    if (split == Split::None) continue;
     if (static_cast<int64_t>(found.size()) + g > kMostCandidates)
       throw InvalidProblem("operator '" + op.name + "' can be treated in too many ways to be checked");
     // Unsharded slices require NO_SHARD.

@@ -23,6 +23,7 @@ std::vector<int64_t> sizes_of(const Operator& op) {
                              op.calls,
                              op.places,
                              op.look_ups,
+                             op.transposed,
                              at.latency,
                              at.forward_gathers,
                              at.gathered_again,

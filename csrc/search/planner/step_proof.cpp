@@ -6,6 +6,7 @@
 
 #include "search/bounds/pricing.hpp"
 #include "search/problem/problem.hpp"
+#include "search/problem/slices.hpp"
 #include "search/problem/step_bound.hpp"
 
 namespace osdp::search {
@@ -37,8 +38,10 @@ void StepProver::find_sizes() {
     if (bytes > 0) sizes_.push_back(bytes);
     if (op.split_tensor < 0) continue;
     for (const int64_t g : problem_.space.granularities) {
-      if (g < 2 || (op.out_features % g != 0 && op.in_features % g != 0)) continue;
-      const int64_t slice = op.tensors[op.split_tensor].compute_bytes() / g;
+      const Split split = split_of(op, g);
+      if (split == Split::None) continue;
+      const Slices slices(op, g, g, split);
+      const int64_t slice = slices.bytes(op.tensors[op.split_tensor].compute_bytes(), slices.large);
       for (int64_t n = 1; n <= std::min(g, kMostSlices) && slice > 0; ++n) sizes_.push_back(n * slice);
     }
   }

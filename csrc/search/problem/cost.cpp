@@ -5,6 +5,7 @@
 
 #include "search/problem/collective_time.hpp"
 #include "search/problem/problem.hpp"
+#include "search/problem/slices.hpp"
 #include "search/problem/step_bound.hpp"
 #include "search/problem/validate.hpp"
 
@@ -88,35 +89,42 @@ class Pricer {
     Candidate c;
     c.mode = Mode::FullShard;
     c.granularity = granularity, c.sharded_slices = sharded, c.split = split;
-    const int64_t slice_bytes = weight.bytes() / granularity;
-    const int64_t gathered = weight.compute_bytes() / granularity, sent = weight.reduce_bytes() / granularity;
+    const Slices slices(op_, granularity, sharded, split);
+    const auto gathered = [&](int64_t part) { return slices.bytes(weight.compute_bytes(), part); };
+    const auto sent = [&](int64_t part) {
+      return weight.trainable ? slices.bytes(weight.reduce_bytes(), part) : 0;
+    };
     const int64_t item_bytes = weight.bytes() / (op_.out_features * op_.in_features);
-    const int64_t out = split == Split::Out ? op_.out_features / granularity : op_.out_features;
-    const int64_t in = split == Split::In ? op_.in_features / granularity : op_.in_features;
-    Tensor slice = weight;  // [out, in], sharded by rows
-    slice.rows = out;
-    slice.row_bytes = in * item_bytes;
-    int64_t whole = (granularity - sharded) * slice_bytes;
-    int64_t updated = sharded * held(slice, device_.ranks) + whole, kept_whole = whole;
-    int64_t reduced = (granularity - sharded) * sent;
-    if (!weight.trainable) updated = kept_whole = reduced = 0;
+    const int64_t of_rank = slices.sum([&](int64_t part) {
+      Tensor slice = weight;  // sharded by rows
+      slice.rows = slices.rows_of(part);
+      slice.row_bytes = slices.columns_of(part) * item_bytes;
+      return held(slice, device_.ranks);
+    });
+    const int64_t whole = slices.bytes(weight.bytes(), slices.whole);
+    int64_t updated = of_rank + whole, kept_whole = whole;
+    int64_t reduced = sent(slices.whole);
+    if (!weight.trainable) updated = kept_whole = 0;
     if (op_.places <= 1) c.summed_bytes = updated;
-    c.state_bytes = state(weight, sharded * held(slice, device_.ranks) + whole);
+    c.state_bytes = state(weight, of_rank + whole);
     for (const Tensor& t : op_.tensors) {
       if (&t == &weight) continue;
       c.state_bytes += state(t, t.bytes()) + t.copy_bytes();
       if (t.trainable) updated += t.bytes(), kept_whole += t.bytes(), reduced += t.reduce_bytes();
     }
     c.gradient_bytes = updated, c.whole_gradient_bytes = kept_whole;
-    c.transient_bytes = device_.ranks > 1 ? std::max(gathered, weight.trainable ? sent : 0) : 0;
+    c.transient_bytes = device_.ranks > 1 ? std::max(gathered(slices.large), sent(slices.large)) : 0;
     // Backward of the first slice allocates the gradients that this rank keeps of all slices: of a tied
     // weight in the phase of the last operator that reads it.
-    c.own_bytes = (op_.places > 1 ? 0 : updated) + (weight.trainable ? std::max(gathered, sent) : 0);
+    const int64_t made = in_phases_ ? slices.small : slices.large;  // phases hold what is certain
+    c.own_bytes =
+        (op_.places > 1 ? 0 : updated) + (weight.trainable ? std::max(gathered(made), sent(made)) : 0);
     const double seconds =
-        static_cast<double>(sharded) *
-            (slice_gathers() * collectives_.gather(c.mode).seconds(gathered) +
-             (sent > 0 && weight.trainable ? slice_reductions() * collectives_.reduce(c.mode).seconds(sent)
-                                           : 0)) +
+        slices.sum([&](int64_t part) {
+          const double reduction =
+              sent(part) > 0 ? slice_reductions() * collectives_.reduce(c.mode).seconds(sent(part)) : 0;
+          return slice_gathers() * collectives_.gather(c.mode).seconds(gathered(part)) + reduction;
+        }) +
         all_reduce(reduced) * space_.stage.part() + slices_s(op_, space_, granularity);
     return finish(c, seconds, updated);
   }
@@ -191,8 +199,9 @@ class Pricer {
 
   // Only what is in memory whatever the timing: no gradient that autograd sums over several calls, and the
   // operator's own unit, which is gathered while its backward runs, or as many of its slices as fit into the
-  // smallest budget for gathering. The last one may be gathered before the gradient of a slice is made. The
-  // gradient of the slice before it is still being reduced then, but where its gather waits for that.
+  // smallest budget for gathering. The last one may be gathered before the gradient of a slice is made. From
+  // the second slice on, when one fewer is left, the gradient of the one before it is still being reduced then,
+  // but where its gather waits for that.
   Candidate certain(Candidate c) const {
     const bool sharded = traits(c.mode).sharded, split = c.granularity > 1, kept = traits(c.mode).kept;
     if (!sharded || split) {  // a replicated gradient is in the compute dtype until its bucket has copied it
@@ -205,13 +214,16 @@ class Pricer {
       c.state_bytes -= cast, c.gradient_bytes -= cast;
     }
     if (split) {
-      const int64_t slice = op_.tensors[op_.split_tensor].compute_bytes() / c.granularity;
-      const int64_t fitting = slice == 0 ? 1 : std::max<int64_t>(1, space_.gather.least / slice);
+      const Slices slices(op_, c.granularity, c.sharded_slices, c.split);
+      const int64_t bytes = op_.tensors[op_.split_tensor].compute_bytes();
+      const int64_t slice = slices.bytes(bytes, slices.small), large = slices.bytes(bytes, slices.large);
+      const int64_t fitting = large == 0 ? 1 : std::max<int64_t>(1, space_.gather.least / large);
       const bool looks_up = op_.look_ups > 0;  // in its own backward, which is the last
-      if (!looks_up)
-        c.own_bytes +=
-            slice * std::min({std::max<int64_t>(1, c.sharded_slices - 1), fitting, 1 + kMostAhead});
-      if (looks_up || fitting > 1 || space_.streams) c.own_bytes += leaving_bytes(c);
+      const auto ahead = [&](int64_t left) {
+        return looks_up ? 0 : slice * std::min({std::max<int64_t>(1, left), fitting, 1 + kMostAhead});
+      };
+      const int64_t leaving = looks_up || fitting > 1 || space_.streams ? leaving_bytes(c) : 0;
+      c.own_bytes += std::max(ahead(c.sharded_slices - 1), ahead(c.sharded_slices - 2) + leaving);
     } else if (sharded && !split && !kept && (recompute_ != Recompute::Hold || c.held_bytes == 0)) {
       c.own_bytes += compute_bytes_;
     }
@@ -221,10 +233,11 @@ class Pricer {
   // A slice's gradient and the part of its mean that this rank keeps, while it is reduced.
   int64_t leaving_bytes(const Candidate& c) const {
     const Tensor& weight = op_.tensors[op_.split_tensor];
-    const int64_t sent = weight.trainable ? weight.reduce_bytes() / c.granularity : 0;
+    const Slices slices(op_, c.granularity, c.sharded_slices, c.split);
+    const int64_t sent = weight.trainable ? slices.bytes(weight.reduce_bytes(), slices.small) : 0;
     if (sent == 0 || c.sharded_slices < 2) return 0;
     if (collectives_.reduce(c.mode).seconds(sent) < kLeastSeconds) return 0;
-    return std::max(sent, weight.compute_bytes() / c.granularity) + ceil_div(sent, device_.ranks);
+    return std::max(sent, slices.bytes(weight.compute_bytes(), slices.small)) + ceil_div(sent, device_.ranks);
   }
 
   const Operator& op_;
@@ -294,7 +307,9 @@ Candidate candidate_of(const Operator& op, const Device& device, const Space& sp
   if (device.hosts == 1) mode = over_all_ranks(mode);
   if (granularity == 1 || !traits(mode).sliced) return price.sharded(mode);
   const int64_t length = split == Split::Out ? op.out_features : split == Split::In ? op.in_features : 0;
-  if (op.split_tensor < 0 || length == 0 || length % granularity != 0 || sharded > granularity) {
+  const bool by_rows = (split == Split::Out) != op.transposed;
+  const bool fits = by_rows ? granularity <= length : length % granularity == 0;
+  if (op.split_tensor < 0 || length == 0 || !fits || sharded > granularity) {
     throw InvalidProblem("operator '" + op.name + "' cannot be computed in " + std::to_string(granularity) +
                          " slices as the plan says");
   }
@@ -323,11 +338,7 @@ std::vector<Candidate> every_candidate(const Operator& op, const Device& device,
   found.push_back(price.sharded(Mode::FullShard));
   if (op.split_tensor < 0) return found;
   for (int64_t g : space.granularities) {
-    if (g < 2) continue;
-    // Output slices need no summation; input slices are the fallback if g does not divide out_features.
-    const Split split = op.out_features % g == 0  ? Split::Out
-                        : op.in_features % g == 0 ? Split::In
-                                                  : Split::None;
+    const Split split = split_of(op, g);
     if (split == Split::None) continue;
     if (static_cast<int64_t>(found.size()) + g > kMostCandidates) {
       throw InvalidProblem("operator '" + op.name + "': more than " + std::to_string(kMostCandidates) +

@@ -24,6 +24,7 @@ std::vector<int64_t> signature(const Operator& op, bool positions, bool pairs) {
                            op.calls,
                            op.places,
                            op.look_ups,
+                           op.transposed,
                            op.saved_bytes_per_sample,
                            op.saved_bytes_fixed,
                            op.work_bytes_per_sample,

@@ -84,6 +84,7 @@ struct Operator {
   // Of its places those, the first in execution order, that look rows of split_tensor up (nn.Embedding):
   // their backward makes the gradients of its slices, but gathers none.
   int64_t look_ups = 0;
+  bool transposed = false;  // split_tensor is stored as [in, out] (transformers' Conv1D)
 };
 
 // Tensors up to this size are packed into a flat copy for communication (csrc/comm/packing.hpp: kSmallBytes).

@@ -109,7 +109,7 @@ struct BatchSizes {
 struct Space {
   Cost cost = Cost::Osdp;
   std::vector<Mode> modes;
-  std::vector<int64_t> granularities;  // > 1; only divisors of the operator's dimension are tried
+  std::vector<int64_t> granularities;  // > 1; tried where split_of (slices.hpp) says how
   OptimizerState optimizer;
   int64_t bucket_bytes = int64_t{4} << 20;  // NO_SHARD gradients reduced together
   double slice_overhead_s = 0;              // of each slice after the first of a split operator, per step

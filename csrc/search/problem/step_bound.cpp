@@ -6,6 +6,7 @@
 
 #include "search/problem/collective_time.hpp"
 #include "search/problem/problem.hpp"
+#include "search/problem/slices.hpp"
 
 namespace osdp::search {
 namespace {
@@ -247,16 +248,25 @@ class OptionBound {
     const Half &f = halves_.forward, &b = halves_.backward;
     const Tensor& weight = op_.tensors[op_.split_tensor];
     const auto slices = static_cast<double>(c.sharded_slices);
-    const Transfer gather = links_.gather(weight.compute_bytes() / c.granularity, Mode::FullShard);
-    const int64_t sent = weight.trainable ? weight.reduce_bytes() / c.granularity : 0;
-    const Transfer reduce = links_.reduce(sent, Mode::FullShard);
+    const Slices parts(op_, c.granularity, c.sharded_slices, c.split);
+    const auto sent = [&](int64_t part) {
+      return weight.trainable ? parts.bytes(weight.reduce_bytes(), part) : 0;
+    };
+    const auto gather_of = [&](int64_t part) {
+      return links_.gather(parts.bytes(weight.compute_bytes(), part), Mode::FullShard);
+    };
+    const auto reduce_of = [&](int64_t part) { return links_.reduce(sent(part), Mode::FullShard); };
+    const Transfer gather = gather_of(parts.small), reduce = reduce_of(parts.small);  // the shortest
     const bool again = recompute_ != Recompute::None;
     // Every call acquires all slices in forward and makes their gradients; look-ups acquire none in backward.
     const auto calls = static_cast<double>(at_.slice_calls);
     const auto products = static_cast<double>(at_.slice_calls - std::min(op_.look_ups, at_.slice_calls));
     const double backwards = products + (again ? 1 : 0);
-    double sum = slices * (f.of(gather) * calls + b.of(gather) * backwards + b.of_reduction(reduce) * calls);
-    const int64_t slice = weight.compute_bytes() / c.granularity;
+    double sum = parts.sum([&](int64_t part) {
+      return f.of(gather_of(part)) * calls + b.of(gather_of(part)) * backwards +
+             b.of_reduction(reduce_of(part)) * calls;
+    });
+    const int64_t slice = parts.bytes(weight.compute_bytes(), parts.small);
     // Slices that do not fit beside each other are gathered one by one, each after the reduction of the one
     // before it.
     if (waited_for(2 * slice)) {
@@ -268,10 +278,12 @@ class OptionBound {
     }
     int64_t others = 0;
     for (const Tensor& t : op_.tensors) others += t.trainable && &t != &weight ? t.reduce_bytes() : 0;
-    const Transfer replicated = links_.all_reduce((c.granularity - c.sharded_slices) * sent);
+    const Transfer replicated = links_.all_reduce(sent(parts.whole));
     sum += space_.stage.part() * (b.of_reduction(links_.all_reduce(others)) + b.of_reduction(replicated));
     if (looked_up_first(op_)) {
-      return sum + slices * (f.alone(gather) + b.last_reduction(reduce)) +
+      const double ends = parts.sum(
+          [&](int64_t part) { return f.alone(gather_of(part)) + b.last_reduction(reduce_of(part)); });
+      return sum + ends +
              space_.stage.part() * b.last_reduction(replicated);
     }
     // A third of the launches is in forward, and again in recomputation.

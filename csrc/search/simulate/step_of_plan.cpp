@@ -6,6 +6,7 @@
 #include "search/problem/collective_time.hpp"
 #include "search/problem/equivalence_classes.hpp"
 #include "search/problem/problem.hpp"
+#include "search/problem/slices.hpp"
 #include "search/problem/validate.hpp"
 
 namespace osdp::search {
@@ -140,6 +141,12 @@ class Builder {
     step_.optimizer_ps = Linear{step_.optimizer_ps, c.optimizer_ps}(1);
   }
 
+  // Of the weight of a split operator: the slices that every rank has.
+  static int64_t whole_bytes(const Operator& op, int64_t granularity, int64_t sharded, Split split) {
+    const Slices slices(op, granularity, sharded, split);
+    return slices.bytes(op.tensors.at(op.split_tensor).bytes(), slices.whole);
+  }
+
   // The gradients of slices that a further micro-batch adds in place: under mixed precision those of sharded
   // ones, the others wait for their bucket (StepBucket::further_bytes).
   static int64_t summed_in_place(const Operator& op, const Candidate& c) {
@@ -149,7 +156,7 @@ class Builder {
     for (const Tensor& t : op.tensors)
       if (&t != &weight && t.trainable) bytes -= t.bytes();
     const bool mixed = weight.compute_bytes() != weight.bytes() || weight.reduce_bytes() != weight.bytes();
-    return bytes - (mixed ? (c.granularity - c.sharded_slices) * (weight.bytes() / c.granularity) : 0);
+    return bytes - (mixed ? whole_bytes(op, c.granularity, c.sharded_slices, c.split) : 0);
   }
 
   // What the other micro-batches in flight have saved: of recomputed blocks their inputs.
@@ -241,7 +248,7 @@ class Builder {
       if (modes_[i] != Mode::NoShard)
         for (const Tensor& t : model_.operators[i].tensors) {
           const bool small = t.compute_bytes() <= kSmallTensorBytes;
-          copies += small && trained > 1 && t.trainable ? t.reduce_bytes() : copied(t, 1, modes_[i]);
+          copies += small && trained > 1 && t.trainable ? t.reduce_bytes() : copied(t, modes_[i]);
           if (small && tensors > 1) packed += t.compute_bytes();
           if (t.trainable && t.reduce_bytes() != t.bytes()) {
             means += part_of(t.reduce_bytes(), modes_[i]);
@@ -274,12 +281,12 @@ class Builder {
     u.once = u.keeps && request_.space.stage.once();
   }
 
-  // The bytes of the gradient of `t`, or of one of its `slices`, that are copied to be sent: it is padded if
-  // the ranks cannot share its rows evenly, and cast if it is reduced in another dtype.
-  int64_t copied(const Tensor& t, int64_t slices, Mode mode) const {
-    const bool even =
-        t.rows % (slices * ranks_that_share(mode)) == 0 && t.reduce_bytes() == t.compute_bytes();
-    return even || !t.trainable ? 0 : t.reduce_bytes() / slices;
+  // The bytes of the gradient of `t`, or of a slice of it with so many `rows` and bytes, that are copied to be
+  // sent: it is padded if the ranks cannot share its rows evenly, and cast if it is reduced in another dtype.
+  int64_t copied(const Tensor& t, Mode mode) const { return copied(t, t.rows, t.reduce_bytes(), mode); }
+  int64_t copied(const Tensor& t, int64_t rows, int64_t sent, Mode mode) const {
+    const bool even = rows % ranks_that_share(mode) == 0 && t.reduce_bytes() == t.compute_bytes();
+    return even || !t.trainable ? 0 : sent;
   }
 
   int64_t part_of(int64_t bytes, Mode mode) const {
@@ -350,8 +357,8 @@ class Builder {
     const Operator& op = model_.operators[i];
     const PlainPlan::Choice& choice = plan_.choices[i];
     const Tensor& weight = op.tensors.at(op.split_tensor);
-    const int64_t slice = weight.compute_bytes() / choice.granularity;
-    const int64_t sent = weight.reduce_bytes() / choice.granularity;
+    const Slices slices(op, choice.granularity, choice.sharded_slices, choice.split);
+    const int64_t largest = slices.bytes(weight.compute_bytes(), slices.large);
     const int64_t whole = choice.granularity - choice.sharded_slices;
     const std::vector<Span> acquired = acquiring_calls(unit);
     int64_t calls = 0;
@@ -361,16 +368,20 @@ class Builder {
       StepOperator& o = step_.operators[s.last];
       const Operator& at = model_.operators[s.last];
       if (s.last != i) o.parts = (o.parts == 1 ? 0 : o.parts) + choice.granularity;
-      if (whole > 0 && weight.trainable) o.slice_gradient_bytes = std::max(o.slice_gradient_bytes, slice);
-      if (whole > 0 && weight.copy_bytes() > 0) o.slice_copy_bytes = std::max(o.slice_copy_bytes, slice);
+      if (whole > 0 && weight.trainable) o.slice_gradient_bytes = std::max(o.slice_gradient_bytes, largest);
+      if (whole > 0 && weight.copy_bytes() > 0) o.slice_copy_bytes = std::max(o.slice_copy_bytes, largest);
       if (calls++ < op.look_ups)
-        add_copies_of_look_up(o, at, slice, weight.compute_bytes() / op.out_features, choice.granularity,
+        add_copies_of_look_up(o, at, largest, weight.compute_bytes() / op.out_features, choice.granularity,
                               choice.split);
       else
         add_sum_of_slices(o, at, op, choice.split);
     }
     if (last > i) gradients_begin_at_.emplace_back(i, last);
     for (int64_t s = whole; s < choice.granularity; ++s) {
+      const int64_t part = slice_begin(slices.length, choice.granularity, s + 1) -
+                           slice_begin(slices.length, choice.granularity, s);
+      const int64_t slice = slices.bytes(weight.compute_bytes(), part),
+                    sent = slices.bytes(weight.reduce_bytes(), part);
       StepUnit& u = step_.units.emplace_back();
       u.name = unit.name + " slice " + std::to_string(s);
       u.members = {i};
@@ -382,15 +393,16 @@ class Builder {
         u.reduce = links_.reduce(sent, choice.mode), u.gradient_bytes = std::max(slice, sent);
       if (weight.trainable)
         u.kept_gradient_bytes = (sent + request_.device.ranks - 1) / request_.device.ranks,
-        u.copied_bytes = copied(weight, choice.granularity, choice.mode);
+        u.copied_bytes = copied(weight, slices.rows_of(part), sent, choice.mode);
     }
     int64_t others = 0;
     for (const Tensor& t : op.tensors) others += t.trainable && &t != &weight ? t.reduce_bytes() : 0;
     const bool mixed = weight.compute_bytes() != weight.bytes() || weight.reduce_bytes() != weight.bytes();
     add_bucket(unit.name + " bias", {i}, others, mixed ? others : 0);
     if (!weight.trainable || whole == 0) return;
-    add_bucket(unit.name, {i}, whole * sent, mixed ? whole * sent : 0);
-    if (mixed) step_.buckets.back().further_bytes = whole * (weight.bytes() / choice.granularity);
+    const int64_t replicated = slices.bytes(weight.reduce_bytes(), slices.whole);
+    add_bucket(unit.name, {i}, replicated, mixed ? replicated : 0);
+    if (mixed) step_.buckets.back().further_bytes = slices.bytes(weight.bytes(), slices.whole);
   }
 
   const Model& model_;

@@ -80,9 +80,7 @@ class LocalOperators:
     def _part(self, o: Operator, p: Parameter, dimension: int) -> Parameter:
         if len(p.shape) < 2 and (dimension == 1 or o.kind == "Embedding"):
             return p
-        # transformers' Conv1D keeps (in, out)
-        turned = len(p.shape) == 2 and o.split_shape is not None and p.shape != o.split_shape
-        at = 1 - dimension if turned else dimension
+        at = 1 - dimension if len(p.shape) == 2 and o.transposed else dimension
         if p.shape[at] % self.ranks:
             raise InvalidProblemError(
                 f"tensor_parallel={self.ranks} does not divide dimension {at} of {p.name}, {p.shape[at]}"

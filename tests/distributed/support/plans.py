@@ -7,6 +7,7 @@ import random
 
 import osdp
 from osdp.description.model_description import ModelDescription, Operator
+from osdp.plan.choice import uneven
 
 MODES = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD")
 
@@ -15,8 +16,8 @@ def with_parameters(description: ModelDescription) -> list[Operator]:
     return [o for o in description.operators if o.parameters]
 
 
-def divisors(n: int, most: int = 6) -> list[int]:
-    return [g for g in range(2, min(n, most) + 1) if n % g == 0]
+def numbers_of_slices(n: int, *, may_be_uneven: bool, most: int = 6) -> list[int]:
+    return [g for g in range(2, min(n, most) + 1) if may_be_uneven or n % g == 0]
 
 
 def sliced(operator: Operator, dice: random.Random, split: str | None = None) -> osdp.Choice | None:
@@ -24,7 +25,8 @@ def sliced(operator: Operator, dice: random.Random, split: str | None = None) ->
     if operator.split_shape is None:
         return None
     split = split or dice.choice(("out", "in"))
-    allowed = divisors(operator.split_shape[0 if split == "out" else 1])
+    length = operator.split_shape[0 if split == "out" else 1]
+    allowed = numbers_of_slices(length, may_be_uneven=uneven(operator, split))
     if not allowed:
         return None
     g = dice.choice(allowed)

@@ -268,13 +268,14 @@ def test_flops_are_two_for_each_token_and_weight_and_those_of_attention() -> Non
     assert flops == 2 * TOKENS * products + attention
 
 
-def test_linears_and_tables_can_be_computed_in_slices_and_conv1d_cannot() -> None:
+def test_linears_tables_and_conv1d_can_be_computed_in_slices() -> None:
     shapes = {o.name: o.split_shape for o in described("llama", "sdpa")[1].operators}
     assert shapes["model.layers.1.mlp.up_proj"] == (88, 32)
     assert shapes["lm_head"] == shapes["model.embed_tokens"] == (VOCABULARY, 32)
     operators = described("gpt2", "sdpa")[1].operators
     assert {o.kind for o in operators if o.parameters} == {"Embedding", "LayerNorm", "Conv1D"}
-    assert not any(o.split_shape for o in operators if o.kind == "Conv1D")  # stored the other way round
+    (up,) = [o for o in operators if o.name.endswith("h.1.mlp.c_fc")]
+    assert up.transposed and up.split_shape == (4 * 32, 32) and up.parameters[0].shape == (32, 4 * 32)
     (table,) = [o for o in operators if o.name.endswith("wte")]  # tied to the head
     assert table.split_shape == (VOCABULARY, 32) and table.look_ups == (table.name,)
 

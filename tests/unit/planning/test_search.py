@@ -67,9 +67,13 @@ def test_memory_follows_the_rows_that_ranks_hold():
     assert found["FULL_SHARD", 2, 1].state_bytes == 4 * (2 * 12 * 4 + 5 * 12 * 4 + bias)
     assert found["FULL_SHARD", 2, 2].state_bytes == 4 * (2 * 2 * 12 * 4 + bias)
     assert found["FULL_SHARD", 2, 2].transient_bytes == weight // 2
-    # 4 divides the 12 columns but not the 10 rows: input slices. 8 divides neither.
+    # 4 divides the 12 columns but not the 10 rows: input slices.
     assert found["FULL_SHARD", 4, 4].state_bytes == 4 * (4 * 3 * 3 * 4 + bias)
-    assert not any(g == 8 for _, g, _ in found)
+    # 8 divides neither: rows 1, 1, 1, 2, 1, 1, 1, 2. The last three are sharded, and the first six rows stay whole.
+    assert found["FULL_SHARD", 8, 3].whole_gradient_bytes == 6 * 12 * 4 + bias
+    assert found["FULL_SHARD", 8, 3].state_bytes == 4 * (3 * 12 * 4 + 6 * 12 * 4 + bias)
+    assert found["FULL_SHARD", 8, 3].transient_bytes == 2 * 12 * 4
+    assert not any(g == 16 for _, g, _ in found)
 
 
 @pytest.mark.parametrize("places", [("wte", "head"), ("wte",)], ids=["tied", "called twice"])

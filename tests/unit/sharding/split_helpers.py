@@ -14,14 +14,21 @@ torch.set_num_threads(1)  # these tensors are tiny: waking a second thread costs
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
-def slices_of(weight: Tensor, granularity: int, split: str) -> list[Tensor]:
-    """The slices of an ordinary [out, in] weight."""
-    return list(weight.chunk(granularity, 0 if split == "out" else 1))
+def sliced_dimension(split: str, transposed: bool = False) -> int:
+    return 0 if (split == "out") != transposed else 1
 
 
-def stacked(weight: Tensor, granularity: int, split: str) -> Tensor:
+def slices_of(weight: Tensor, granularity: int, split: str, transposed: bool = False) -> list[Tensor]:
+    """The slices of an ordinary [out, in] weight, or of a transposed one."""
+    dimension = sliced_dimension(split, transposed)
+    length = weight.shape[dimension]
+    borders = [i * length // granularity for i in range(1, granularity)]
+    return list(weight.tensor_split(borders, dimension))
+
+
+def stacked(weight: Tensor, granularity: int, split: str, transposed: bool = False) -> Tensor:
     """The layout that source 0 expects: all slices, one below the other."""
-    return torch.cat(slices_of(weight, granularity, split), 0)
+    return torch.cat(slices_of(weight, granularity, split, transposed), 0)
 
 
 class TensorSource:
@@ -30,9 +37,9 @@ class TensorSource:
     Slices are handed out as copies that are poisoned at release, so that a late read shows in the results.
     """
 
-    def __init__(self, weight: Tensor, granularity: int, split: str) -> None:
-        self.slices = [s.detach().clone() for s in slices_of(weight, granularity, split)]
-        self.split = split
+    def __init__(self, weight: Tensor, granularity: int, split: str, transposed: bool = False) -> None:
+        self.slices = [s.detach().clone() for s in slices_of(weight, granularity, split, transposed)]
+        self.dimension = sliced_dimension(split, transposed)
         self.events: list[tuple[object, ...]] = []
         self.held: dict[int, Tensor] = {}
         self.grads: dict[int, Tensor] = {}
@@ -69,7 +76,7 @@ class TensorSource:
 
     def full_grad(self) -> Tensor:
         """The gradients put so far, in the layout of the ordinary weight."""
-        return torch.cat([self.grads[i] for i in range(len(self.slices))], 0 if self.split == "out" else 1)
+        return torch.cat([self.grads[i] for i in range(len(self.slices))], self.dimension)
 
     def close(self) -> None:
         split_linear.unregister_source(self.id)

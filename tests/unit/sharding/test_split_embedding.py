@@ -13,7 +13,7 @@ from osdp.sharding.split_embedding import SplitLookUp, split_embedding
 from tests.unit.allocations import peak_bytes
 from tests.unit.sharding.split_helpers import DTYPES, TensorSource, stacked
 
-ROWS, COLUMNS = 24, 12  # divisible by 1, 2, 3, 4
+ROWS, COLUMNS = 24, 12  # divisible by 1, 2, 3, 4; 5 and 7 leave a rest of the rows
 
 
 @settings(max_examples=150, deadline=None)
@@ -21,8 +21,7 @@ ROWS, COLUMNS = 24, 12  # divisible by 1, 2, 3, 4
     shape=st.sampled_from(((), (0,), (1,), (7,), (2, 3), (2, 0, 3), (5, 1, 4))),
     index_dtype=st.sampled_from((torch.int64, torch.int32)),
     dtype=st.sampled_from(DTYPES),
-    split=st.sampled_from(("out", "in")),
-    granularity=st.sampled_from((1, 2, 3, 4)),
+    cut=st.sampled_from([(s, g) for s in ("out", "in") for g in (1, 2, 3, 4)] + [("out", 5), ("out", 7)]),
     padding_idx=st.sampled_from((None, 0, 7, ROWS - 1)),
     words=st.sampled_from((1, 5, ROWS)),  # how many different rows are used, from the last one on
     with_source=st.booleans(),
@@ -32,13 +31,13 @@ def test_same_as_embedding_whoever_holds_the_slices(
     shape: tuple[int, ...],
     index_dtype: torch.dtype,
     dtype: torch.dtype,
-    split: str,
-    granularity: int,
+    cut: tuple[str, int],
     padding_idx: int | None,
     words: int,
     with_source: bool,
     seed: int,
 ) -> None:
+    split, granularity = cut
     generator = torch.Generator().manual_seed(seed)
     table = torch.randn(ROWS, COLUMNS, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
     indices = torch.randint(ROWS - words, ROWS, shape, generator=generator).to(index_dtype)
@@ -105,7 +104,8 @@ def test_differentiating_twice_is_refused_and_says_what_to_do(split: str) -> Non
 @pytest.mark.parametrize(
     ("change", "message"),
     (
-        ({"granularity": 5}, "does not divide"),
+        ({"granularity": 5, "split": "in"}, "does not divide"),
+        ({"granularity": ROWS + 1}, "is more than"),
         ({"granularity": 0}, "at least 1"),
         ({"indices": torch.tensor([0, ROWS])}, "an index 24"),
         ({"indices": torch.tensor([-1, 3])}, "an index -1"),

@@ -34,10 +34,18 @@ def close(actual: Tensor | None, expected: Tensor | None, dtype: torch.dtype) ->
     torch.testing.assert_close(actual, expected, rtol=4 * torch.finfo(dtype).eps, atol=atol)
 
 
-@pytest.mark.parametrize("granularity", (1, 2, 3, 4, 8))
-@pytest.mark.parametrize("split", ("out", "in"))
+@pytest.mark.parametrize(
+    ("split", "granularity", "transposed"),
+    [
+        *itertools.product(("out", "in"), (1, 2, 3, 4, 8), (False,)),
+        *(("out", 5, False), ("out", 7, False), ("out", OUT, False)),  # slices that differ by one row
+        *(("in", 1, True), ("in", 4, True), ("in", 5, True), ("in", 7, True), ("out", 4, True)),
+    ],
+)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_same_as_linear_whoever_holds_the_slices(dtype: torch.dtype, split: str, granularity: int) -> None:
+def test_same_as_linear_whoever_holds_the_slices(
+    dtype: torch.dtype, split: str, granularity: int, transposed: bool
+) -> None:
     for leading, with_bias, with_source in itertools.product(LEADING, (True, False), (True, False)):
         x, weight, bias = (t.requires_grad_() for t in operands(leading, dtype))
         b = bias if with_bias else None
@@ -45,12 +53,13 @@ def test_same_as_linear_whoever_holds_the_slices(dtype: torch.dtype, split: str,
         seed = torch.randn_like(expected)
         expected_grads = torch.autograd.grad(expected, (x, weight, *([bias] if with_bias else [])), seed)
 
-        source = TensorSource(weight, granularity, split) if with_source else None
-        held = weight[:1].detach() if source else stacked(weight.detach(), granularity, split)
+        stored, grad = (t.T if transposed else t for t in (weight.detach(), expected_grads[1]))
+        source = TensorSource(stored, granularity, split, transposed) if with_source else None
+        held = stored[:1].clone() if source else stacked(stored, granularity, split, transposed)
         held.requires_grad_()
         y = split_linear(
             x, held, b, granularity=granularity, split=split, out_features=OUT, in_features=IN,
-            source=source.id if source else 0,
+            source=source.id if source else 0, transposed=transposed,
         )  # fmt: skip
         close(y, expected, dtype)
         assert y.is_contiguous()
@@ -58,10 +67,10 @@ def test_same_as_linear_whoever_holds_the_slices(dtype: torch.dtype, split: str,
         close(x.grad, expected_grads[0], dtype)
         if source is not None:
             assert held.grad is None and source.balanced() and source.most_held == 1
-            close(source.full_grad(), expected_grads[1], dtype)
+            close(source.full_grad(), grad, dtype)
             source.close()
         else:
-            close(held.grad, stacked(expected_grads[1], granularity, split), dtype)
+            close(held.grad, stacked(grad, granularity, split, transposed), dtype)
         close(bias.grad, expected_grads[2] if with_bias else None, dtype)
 
 
@@ -199,7 +208,9 @@ def test_autocast_as_linear_does(split: str, with_source: bool) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     (
-        ({"granularity": 5}, "does not divide"),
+        ({"granularity": 5, "split": "in", "out_features": OUT, "in_features": IN}, "does not divide"),
+        ({"granularity": OUT + 1}, "is more than out_features 24"),
+        ({"granularity": 5, "transposed": True, "out_features": OUT, "in_features": IN}, "does not divide"),
         ({"granularity": 0}, "at least 1"),
         ({"x": torch.zeros(2, IN + 1)}, "last dimension"),
         ({"x": torch.zeros(())}, "last dimension"),

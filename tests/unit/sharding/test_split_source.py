@@ -206,7 +206,7 @@ def test_split_call_sees_what_is_put_into_the_parameters() -> None:
 def test_split_call_refuses_at_once_what_cannot_be() -> None:
     weight = nn.Parameter(torch.zeros(OUT, IN))
     with pytest.raises(ValueError, match="does not divide"):
-        SplitCall(weight, None, OUT, IN, 5, "out")
+        SplitCall(weight, None, OUT, IN, 5, "in")
     with pytest.raises(ValueError, match="'up'"):
         SplitCall(weight, None, OUT, IN, 2, "up")
     assert repr(SplitCall(weight, None, OUT, IN, 2, "in", 7)) == (

@@ -188,6 +188,13 @@ class Operator:
     @tensors.setter
     def tensors(self, arg0: collections.abc.Sequence[Tensor]) -> None: ...
     @property
+    def transposed(self) -> bool:
+        """
+        The weight to split is stored as [in, out].
+        """
+    @transposed.setter
+    def transposed(self, arg0: bool) -> None: ...
+    @property
     def work_bytes_fixed(self) -> int: ...
     @work_bytes_fixed.setter
     def work_bytes_fixed(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...

@@ -14,7 +14,8 @@ TORCH_LIBRARY(osdp, m) {
       "granularity, int split, bool transposed, int source) -> Tensor");
   m.def(
       "split_linear_backward(Tensor grad, Tensor? x, Tensor? weight, int out_features, int in_features, "
-      "int granularity, int split, bool transposed, int source, ScalarType weight_dtype, bool[3] output_mask) "
+      "int granularity, int split, bool transposed, int source, ScalarType weight_dtype, bool[3] "
+      "output_mask) "
       "-> (Tensor, Tensor, Tensor)");
 }
 

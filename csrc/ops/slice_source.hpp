@@ -1,9 +1,9 @@
 // SliceSource: the interface through which a split matrix product, or look-up, gets the slices of a weight.
 //
-// A weight of `granularity` slices (split_shape.hpp), along the output dimension (rows: slice i is [out/g, in])
-// or along the input dimension (columns: slice i is [out, in/g], contiguous). The product acquires one slice at a time
-// and never sees the whole weight. The runtime implements this with shards and collectives; tests implement
-// it with a plain tensor.
+// A weight of `granularity` slices (split_shape.hpp), along the output dimension (rows: slice i is [out/g,
+// in]) or along the input dimension (columns: slice i is [out, in/g], contiguous). The product acquires one
+// slice at a time and never sees the whole weight. The runtime implements this with shards and collectives;
+// tests implement it with a plain tensor.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -43,8 +43,8 @@ class PositionsBySlice {
     std::tie(indices_, positions_) = flat.sort(/*stable=*/true, 0, /*descending=*/false);
     const at::Tensor slices = at::arange(shape.granularity + 1, flat.options());  // slice_begin of each
     const int64_t rest = shape.rows() % shape.granularity;
-    const at::Tensor borders = slices.mul(shape.rows() / shape.granularity)
-                                   .add_(slices.mul(rest).floor_divide_(shape.granularity));
+    const at::Tensor borders =
+        slices.mul(shape.rows() / shape.granularity).add_(slices.mul(rest).floor_divide_(shape.granularity));
     const at::Tensor first = at::searchsorted(indices_, borders).to(at::kCPU, at::kLong);
     first_.assign(first.const_data_ptr<int64_t>(), first.const_data_ptr<int64_t>() + first.numel());
     TORCH_CHECK_INDEX(first_.front() == 0 && first_.back() == flat.numel(),

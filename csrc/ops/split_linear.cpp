@@ -15,9 +15,10 @@ namespace {
 //   split  forward                                     grad_x
 //   out    y[:, rows_i] = x W_i^T + bias[rows_i]       sum_i gout[:, rows_i] W_i
 //   in     y = bias + sum_i x[:, cols_i] W_i^T         grad_x[:, cols_i] = gout W_i
-// with W_i as the product needs it, which is [in, out] in a transposed weight. So a split that writes columns in one direction sums in the other. Forward iterates over 0..g-1; backward
-// iterates in reverse, so that the slice gathered last is acquired first. It releases W_i before it computes
-// the gradient of W_i, so that never both exist here.
+// with W_i as the product needs it, which is [in, out] in a transposed weight. So a split that writes columns
+// in one direction sums in the other. Forward iterates over 0..g-1; backward iterates in reverse, so that the
+// slice gathered last is acquired first. It releases W_i before it computes the gradient of W_i, so that
+// never both exist here.
 
 // [..., features] as [N, features] with unit or BLAS-able strides; a view if x allows it.
 at::Tensor as_rows(const at::Tensor& t, int64_t features) {
@@ -57,7 +58,8 @@ std::optional<at::Tensor> defined(const std::optional<at::Tensor>& t) {
 
 at::Tensor forward_kernel(const at::Tensor& x, const at::Tensor& weight,
                           const std::optional<at::Tensor>& maybe_bias, int64_t out_features,
-                          int64_t in_features, int64_t granularity, int64_t split, bool transposed, int64_t source) {
+                          int64_t in_features, int64_t granularity, int64_t split, bool transposed,
+                          int64_t source) {
   c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const SplitShape shape(out_features, in_features, granularity, split, transposed);
   const auto bias = defined(maybe_bias);
@@ -116,8 +118,8 @@ class WeightGradients {
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_kernel(
     const at::Tensor& grad, const std::optional<at::Tensor>& maybe_x, const std::optional<at::Tensor>& weight,
-    int64_t out_features, int64_t in_features, int64_t granularity, int64_t split, bool transposed, int64_t source,
-    at::ScalarType weight_dtype, std::array<bool, 3> output_mask) {
+    int64_t out_features, int64_t in_features, int64_t granularity, int64_t split, bool transposed,
+    int64_t source, at::ScalarType weight_dtype, std::array<bool, 3> output_mask) {
   c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const SplitShape shape(out_features, in_features, granularity, split, transposed);
   const auto [want_x, want_weight, want_bias] = output_mask;
@@ -155,7 +157,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_kernel(
                      : product_into_columns(grad_x, shape.begin(i), gout, outputs_first(w));
     }
     if (want_weight)
-      weight_gradients->put(i, gout_i, shape.by_out() ? rows : rows.narrow(1, shape.begin(i), shape.width(i)));
+      weight_gradients->put(i, gout_i,
+                            shape.by_out() ? rows : rows.narrow(1, shape.begin(i), shape.width(i)));
   }
   if (sum) grad_x = std::move(*sum).take();
   if (want_x) grad_x = grad_x.view(with_last(grad, in_features));

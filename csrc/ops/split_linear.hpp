@@ -29,7 +29,7 @@ at::Tensor split_linear(const at::Tensor& x, const at::Tensor& weight, const std
 // weight_dtype: the dtype of the weight's gradient, also of the gradients given to put_grad.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> split_linear_backward(
     const at::Tensor& grad, const std::optional<at::Tensor>& x, const std::optional<at::Tensor>& weight,
-    int64_t out_features, int64_t in_features, int64_t granularity, int64_t split, bool transposed, int64_t source,
-    at::ScalarType weight_dtype, std::array<bool, 3> output_mask);
+    int64_t out_features, int64_t in_features, int64_t granularity, int64_t split, bool transposed,
+    int64_t source, at::ScalarType weight_dtype, std::array<bool, 3> output_mask);
 
 }  // namespace osdp::ops

@@ -22,13 +22,13 @@ at::Tensor split_linear(const at::Tensor& x, const at::Tensor& weight, const std
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> split_linear_backward(
     const at::Tensor& grad, const std::optional<at::Tensor>& x, const std::optional<at::Tensor>& weight,
-    int64_t out_features, int64_t in_features, int64_t granularity, int64_t split, bool transposed, int64_t source,
-    at::ScalarType weight_dtype, std::array<bool, 3> output_mask) {
+    int64_t out_features, int64_t in_features, int64_t granularity, int64_t split, bool transposed,
+    int64_t source, at::ScalarType weight_dtype, std::array<bool, 3> output_mask) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("osdp::split_linear_backward", "")
                              .typed<decltype(split_linear_backward)>();
-  return op.call(grad, x, weight, out_features, in_features, granularity, split, transposed, source, weight_dtype,
-                 output_mask);
+  return op.call(grad, x, weight, out_features, in_features, granularity, split, transposed, source,
+                 weight_dtype, output_mask);
 }
 
 namespace {
@@ -49,8 +49,8 @@ class SplitLinear : public torch::autograd::Function<SplitLinear> {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     ctx->save_for_backward({weight.requires_grad() ? x : at::Tensor(),
                             source == 0 && x.requires_grad() ? weight : at::Tensor()});
-    ctx->saved_data["shape"] = std::vector<int64_t>{out_features, in_features, granularity,
-                                                              split, source, transposed};
+    ctx->saved_data["shape"] =
+        std::vector<int64_t>{out_features, in_features, granularity, split, source, transposed};
     ctx->saved_data["weight_dtype"] = static_cast<int64_t>(weight.scalar_type());
     ctx->saved_data["has_bias"] = bias.has_value() && bias->defined();
     if (source != 0 && x.requires_grad() && !weight.is_inference()) {
@@ -82,9 +82,9 @@ class SplitLinear : public torch::autograd::Function<SplitLinear> {
     // needs_input_grad counts only tensors that were given: x, weight, and bias if there is one.
     const std::array<bool, 3> wanted = {ctx->needs_input_grad(0), ctx->needs_input_grad(1),
                                         ctx->saved_data["has_bias"].toBool() && ctx->needs_input_grad(2)};
-    auto [grad_x, grad_weight, grad_bias] =
-        split_linear_backward(grads[0], saved[0], saved[1], shape[0], shape[1], shape[2], shape[3],
-                              shape[5] != 0, shape[4], static_cast<at::ScalarType>(ctx->saved_data["weight_dtype"].toInt()), wanted);
+    auto [grad_x, grad_weight, grad_bias] = split_linear_backward(
+        grads[0], saved[0], saved[1], shape[0], shape[1], shape[2], shape[3], shape[5] != 0, shape[4],
+        static_cast<at::ScalarType>(ctx->saved_data["weight_dtype"].toInt()), wanted);
     return {grad_x, grad_weight, grad_bias, {}, {}, {}, {}, {}, {}};
   }
 };
@@ -92,18 +92,20 @@ class SplitLinear : public torch::autograd::Function<SplitLinear> {
 at::Tensor autograd_kernel(const at::Tensor& x, const at::Tensor& weight,
                            const std::optional<at::Tensor>& bias, int64_t out_features, int64_t in_features,
                            int64_t granularity, int64_t split, bool transposed, int64_t source) {
-  return SplitLinear::apply(x, weight, bias, out_features, in_features, granularity, split, transposed, source);
+  return SplitLinear::apply(x, weight, bias, out_features, in_features, granularity, split, transposed,
+                            source);
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> autograd_backward_kernel(
     const at::Tensor& grad, const std::optional<at::Tensor>& x, const std::optional<at::Tensor>& weight,
-    int64_t out_features, int64_t in_features, int64_t granularity, int64_t split, bool transposed, int64_t source,
-    at::ScalarType weight_dtype, std::array<bool, 3> output_mask) {
+    int64_t out_features, int64_t in_features, int64_t granularity, int64_t split, bool transposed,
+    int64_t source, at::ScalarType weight_dtype, std::array<bool, 3> output_mask) {
   std::array<at::Tensor, 3> results;
   {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
-    std::tie(results[0], results[1], results[2]) = split_linear_backward(
-        grad, x, weight, out_features, in_features, granularity, split, transposed, source, weight_dtype, output_mask);
+    std::tie(results[0], results[1], results[2]) =
+        split_linear_backward(grad, x, weight, out_features, in_features, granularity, split, transposed,
+                              source, weight_dtype, output_mask);
   }
   const auto trains = [](const std::optional<at::Tensor>& t) { return t.has_value() && t->requires_grad(); };
   const bool tracked = at::GradMode::is_enabled() && (grad.requires_grad() || trains(x) || trains(weight));

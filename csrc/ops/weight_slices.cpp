@@ -13,9 +13,8 @@ WeightSlices::WeightSlices(const SplitShape& shape, const std::optional<at::Tens
   TORCH_CHECK(weight.has_value() && weight->defined(), "osdp: needs a weight or a slice source");
   TORCH_CHECK(
       weight->dim() == 2 && weight->size(0) == shape.packed_rows() && weight->size(1) == shape.slice_cols(),
-      "osdp: weight is ", weight->sizes(), "; its ", shape.granularity,
-      " slices, one below the other, are [", shape.packed_rows(), ", ", shape.slice_cols(),
-      "]");
+      "osdp: weight is ", weight->sizes(), "; its ", shape.granularity, " slices, one below the other, are [",
+      shape.packed_rows(), ", ", shape.slice_cols(), "]");
   weight_ = *weight;
 }
 

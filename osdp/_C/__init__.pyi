@@ -55,7 +55,7 @@ __all__: list[str] = [
 
 class SplitCall:
     """
-    The product of an nn.Linear with weight [out_features, in_features], computed in `granularity` slices along out (split='out' or 0) or in ('in' or 1); called like nn.Linear.forward. `source`: an id from register_source, 0: the slices of `weight` itself.
+    The product of an nn.Linear with weight [out_features, in_features], computed in `granularity` slices along out (split='out' or 0) or in ('in' or 1); called like nn.Linear.forward. `source`: an id from register_source, 0: the slices of `weight` itself. `transposed`: the weight is [in_features, out_features].
     """
     def __call__(self, input: torch.Tensor) -> torch.Tensor: ...
     def __init__(
@@ -67,6 +67,7 @@ class SplitCall:
         granularity: typing.SupportsInt | typing.SupportsIndex,
         split: typing.Any,
         source: typing.SupportsInt | typing.SupportsIndex = 0,
+        transposed: bool = False,
     ) -> None: ...
     def __repr__(self) -> str: ...
     @property

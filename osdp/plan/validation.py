@@ -189,6 +189,8 @@ def _description_problems(description: ModelDescription) -> Iterator[tuple[str, 
             p.shape == operator.stored_shape for p in operator.parameters
         ):
             yield f"{where}.split_shape", f"no parameter of the operator has shape {operator.stored_shape}"
+        if operator.transposed and (operator.split_shape is None or operator.look_ups):
+            yield f"{where}.transposed", "only the weight of a product that can be computed in slices is"
         for name in operator.look_ups:
             if name not in operator.gather_at:
                 yield f"{where}.look_ups", f"{name!r} is not in gather_at"

@@ -396,7 +396,7 @@ def _install_splits(model: nn.Module, plan: Plan, index: dict[str, int], runtime
         rows, columns = runtime.full_shape(at)
         how = (choice.granularity, choice.split, runtime.source_of(at))
         for place in places:
-            module = model.get_submodule(place)
+            module: Any = model.get_submodule(place)
             # describe gives a split_shape to nothing else
             assert isinstance(module, (nn.Linear, nn.Embedding)) or is_conv1d(module)
             layout = layout_of(module.weight)
@@ -417,12 +417,14 @@ def _install_splits(model: nn.Module, plan: Plan, index: dict[str, int], runtime
             else:
                 bias = module.bias if layout is None else None
                 turned = is_conv1d(module)
-                sizes = (columns, rows) if turned else (rows, columns)
-                forward = split_linear.SplitCall(module.weight, bias, *sizes, *how, transposed=turned)
+                outputs, inputs = (columns, rows) if turned else (rows, columns)
+                forward = split_linear.SplitCall(
+                    module.weight, bias, outputs, inputs, *how, transposed=turned
+                )
                 if layout is not None:
                     forward = DividedSplit(module, layout, forward)
             # The call is replaced, not the module: hooks, class, names and parameters stay.
-            module.forward = forward  # type: ignore[method-assign]
+            module.forward = forward
 
 
 def _install_recomputation(model: nn.Module, plan: Plan) -> None:

@@ -48,8 +48,9 @@ at::Tensor FullParams::gather(int64_t index, const at::Tensor& local, const char
     for (size_t i = 0; i < p.pieces().size(); ++i) {
       const Piece& piece = p.pieces()[i];
       at::Tensor rows = here.narrow(piece.local_dim, piece.local_begin, piece.local_count);
-      const int64_t full_rows = p.split() ? slice_sizes(p.full_sizes(), *p.split(), static_cast<int64_t>(i))[0]
-                                          : p.full_sizes()[piece.local_dim];
+      const int64_t full_rows = p.split()
+                                    ? slice_sizes(p.full_sizes(), *p.split(), static_cast<int64_t>(i))[0]
+                                    : p.full_sizes()[piece.local_dim];
       std::vector<int64_t> offsets = piece.offsets;
       if (!piece.replicated) {
         const RowRange range(std::vector<int64_t>{full_rows}, 0, shard_groups.rank(), shard_groups.world());

@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "search/certificate/collective_cost.hpp"
-#include "search/certificate/weight_in_slices.hpp"
 #include "search/certificate/option_cost.hpp"
+#include "search/certificate/weight_in_slices.hpp"
 
 namespace osdp::search {
 namespace {
@@ -154,8 +154,7 @@ class Bound {
              static_cast<double>(reads_again) * in_backward(Kind::Gather, gathered(lines));
     });
     const int64_t beside = sent_ - (weight.trainable ? weight.reduce_bytes() : 0);
-    const Seconds others = links_.all_reduce(beside),
-                  replicated = links_.all_reduce(sent(slices.replicated));
+    const Seconds others = links_.all_reduce(beside), replicated = links_.all_reduce(sent(slices.replicated));
     const double whole =
         (in_backward(Kind::Reduction, others) + in_backward(Kind::Reduction, replicated)) / micro_batches();
     if (table_comes_first(op_)) {
@@ -163,13 +162,11 @@ class Bound {
       const double ends = slices.of_each([&](int64_t lines) {
         return alone(forward_share(), Kind::Gather, gathered(lines)) + last(reduced(lines));
       });
-      return of_slices + ends + whole +
-             last(replicated) / micro_batches();
+      return of_slices + ends + whole + last(replicated) / micro_batches();
     }
     // A third of the launches is in forward, and once more in recomputation.
     const double launch = longer_in_slices_s(op_, request_.space, c.granularity) / 3;
-    return of_slices + whole +
-           launch * (forward_share() + backward_share() * (again ? 3 : 2));
+    return of_slices + whole + launch * (forward_share() + backward_share() * (again ? 3 : 2));
   }
 
   double gathers_saved(Mode mode, int64_t bytes, int64_t times) const {

@@ -9,7 +9,8 @@
 namespace osdp::search {
 
 // A weight in slices, counted one by one, for the checkers: it shares no code with problem/slices.hpp. Slices
-// are of rows as the weight is stored, or of columns that leave no rest; their rows, or columns, are lines here.
+// are of rows as the weight is stored, or of columns that leave no rest; their rows, or columns, are lines
+// here.
 struct WeightInSlices {
   int64_t rows, columns;  // of the weight as it is stored
   bool of_rows;

@@ -119,13 +119,12 @@ class Pricer {
     const int64_t made = in_phases_ ? slices.small : slices.large;  // phases hold what is certain
     c.own_bytes =
         (op_.places > 1 ? 0 : updated) + (weight.trainable ? std::max(gathered(made), sent(made)) : 0);
-    const double seconds =
-        slices.sum([&](int64_t part) {
-          const double reduction =
-              sent(part) > 0 ? slice_reductions() * collectives_.reduce(c.mode).seconds(sent(part)) : 0;
-          return slice_gathers() * collectives_.gather(c.mode).seconds(gathered(part)) + reduction;
-        }) +
-        all_reduce(reduced) * space_.stage.part() + slices_s(op_, space_, granularity);
+    const double seconds = slices.sum([&](int64_t part) {
+      const double reduction =
+          sent(part) > 0 ? slice_reductions() * collectives_.reduce(c.mode).seconds(sent(part)) : 0;
+      return slice_gathers() * collectives_.gather(c.mode).seconds(gathered(part)) + reduction;
+    }) + all_reduce(reduced) * space_.stage.part() +
+                           slices_s(op_, space_, granularity);
     return finish(c, seconds, updated);
   }
 
@@ -200,8 +199,8 @@ class Pricer {
   // Only what is in memory whatever the timing: no gradient that autograd sums over several calls, and the
   // operator's own unit, which is gathered while its backward runs, or as many of its slices as fit into the
   // smallest budget for gathering. The last one may be gathered before the gradient of a slice is made. From
-  // the second slice on, when one fewer is left, the gradient of the one before it is still being reduced then,
-  // but where its gather waits for that.
+  // the second slice on, when one fewer is left, the gradient of the one before it is still being reduced
+  // then, but where its gather waits for that.
   Candidate certain(Candidate c) const {
     const bool sharded = traits(c.mode).sharded, split = c.granularity > 1, kept = traits(c.mode).kept;
     if (!sharded || split) {  // a replicated gradient is in the compute dtype until its bucket has copied it

@@ -22,10 +22,10 @@ inline Split split_of(const Operator& op, int64_t g) {
 }
 
 struct Slices {
-  bool by_rows;            // of the weight as it is stored
-  int64_t rows, columns;   // of the whole weight
-  int64_t length;          // of the dimension that is split
-  int64_t large, small;    // parts of that: of the largest slice, and of one that may be shorter by one
+  bool by_rows;                // of the weight as it is stored
+  int64_t rows, columns;       // of the whole weight
+  int64_t length;              // of the dimension that is split
+  int64_t large, small;        // parts of that: of the largest slice, and of one that may be shorter by one
   int64_t of_large, of_small;  // the number of sharded slices of each size
   int64_t whole;               // the part of all replicated slices
 

@@ -283,8 +283,7 @@ class OptionBound {
     if (looked_up_first(op_)) {
       const double ends = parts.sum(
           [&](int64_t part) { return f.alone(gather_of(part)) + b.last_reduction(reduce_of(part)); });
-      return sum + ends +
-             space_.stage.part() * b.last_reduction(replicated);
+      return sum + ends + space_.stage.part() * b.last_reduction(replicated);
     }
     // A third of the launches is in forward, and again in recomputation.
     const double launches = slices_s(op_, space_, c.granularity);

@@ -281,8 +281,9 @@ class Builder {
     u.once = u.keeps && request_.space.stage.once();
   }
 
-  // The bytes of the gradient of `t`, or of a slice of it with so many `rows` and bytes, that are copied to be
-  // sent: it is padded if the ranks cannot share its rows evenly, and cast if it is reduced in another dtype.
+  // The bytes of the gradient of `t`, or of a slice of it with so many `rows` and bytes, that are copied to
+  // be sent: it is padded if the ranks cannot share its rows evenly, and cast if it is reduced in another
+  // dtype.
   int64_t copied(const Tensor& t, Mode mode) const { return copied(t, t.rows, t.reduce_bytes(), mode); }
   int64_t copied(const Tensor& t, int64_t rows, int64_t sent, Mode mode) const {
     const bool even = rows % ranks_that_share(mode) == 0 && t.reduce_bytes() == t.compute_bytes();

@@ -85,9 +85,12 @@ def test_uniform_slices_only_what_can_be_sliced(description: ModelDescription) -
     assert plan.choices["tokens"] == plan.choices["blocks.0.up"]  # a table
     assert plan.choices["blocks.0.norm1"] == Choice("FULL_SHARD")
     assert validate(plan) is plan
-    odd = Plan.uniform(description, "FULL_SHARD", granularity=3)
-    assert odd.choices["blocks.0.qkv"].granularity == 3  # 96 rows
-    assert odd.choices["blocks.0.proj"].granularity == 1  # 32 rows
+    odd = Plan.uniform(description, "FULL_SHARD", granularity=3, split="in")
+    assert odd.choices["blocks.0.proj"].granularity == 1  # 32 columns
+    rows = Plan.uniform(description, "FULL_SHARD", granularity=3)
+    assert rows.choices["blocks.0.proj"].granularity == 3  # 32 rows: 10, 11 and 11
+    many = Plan.uniform(description, "FULL_SHARD", granularity=33)
+    assert many.choices["blocks.0.qkv"].granularity == 33 and many.choices["blocks.0.proj"].granularity == 1
 
 
 @pytest.mark.parametrize("mode", ["NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD"])
@@ -119,7 +122,8 @@ def test_uniform_refuses_what_cannot_be(description: ModelDescription, arguments
     [
         ("blocks.0.upp", Choice("NO_SHARD"), "did you mean 'blocks.0.up'"),
         ("blocks.0.norm1", Choice("FULL_SHARD", 2, None, "out"), "cannot be computed in slices"),
-        ("blocks.0.up", Choice("FULL_SHARD", 3, None, "out"), "does not divide 128"),
+        ("blocks.0.up", Choice("FULL_SHARD", 3, None, "in"), "does not divide 32"),
+        ("blocks.0.up", Choice("FULL_SHARD", 129, None, "out"), "is more than 128"),
         ("blocks.0.up", Choice("FULL_SHARD", 4), "needs split"),
         ("blocks.0.up", Choice("SHARD_GRAD_OP", 2, None, "out"), "needs FULL_SHARD slices"),
         ("blocks.0.up", Choice("FULL_SHARD", 4, -1, "out"), "between 0 and"),

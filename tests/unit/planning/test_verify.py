@@ -87,6 +87,7 @@ INPUTS = (
     "description.operators[].block",
     "description.operators[].split_shape[]",
     "description.operators[].look_ups[]",
+    "description.operators[].transposed",
     "description.operators[].buffer_bytes",
     "description.operators[].saved_bytes_per_sample",
     "description.operators[].saved_bytes_fixed",

@@ -39,6 +39,7 @@ class TensorSource:
 
     def __init__(self, weight: Tensor, granularity: int, split: str, transposed: bool = False) -> None:
         self.slices = [s.detach().clone() for s in slices_of(weight, granularity, split, transposed)]
+        self.split = split
         self.dimension = sliced_dimension(split, transposed)
         self.events: list[tuple[object, ...]] = []
         self.held: dict[int, Tensor] = {}

@@ -104,7 +104,7 @@ def test_differentiating_twice_is_refused_and_says_what_to_do(split: str) -> Non
 @pytest.mark.parametrize(
     ("change", "message"),
     (
-        ({"granularity": 5, "split": "in"}, "does not divide"),
+        ({"granularity": 5, "split": "in", "rows": ROWS, "columns": COLUMNS}, "does not divide"),
         ({"granularity": ROWS + 1}, "is more than"),
         ({"granularity": 0}, "at least 1"),
         ({"indices": torch.tensor([0, ROWS])}, "an index 24"),

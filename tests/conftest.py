@@ -1,16 +1,35 @@
-"""Which tests one process runs, where several processes run tests: those that share what a fixture takes long to make."""
+"""Where several processes run tests: which tests one of them runs, and a folder for what all of them use."""
 
 from __future__ import annotations
 
+import os
+import tempfile
 from typing import Any
 
 import pytest
 
+# They share what a fixture takes long to make.
 TOGETHER = (
     "tests/accelerator/",
     "tests/distributed/test_checkpoint.py::test_other_ranks_and_another_plan_go_on_where_it_stopped",
     "tests/distributed/test_torch_left_as_found.py",
 )
+
+
+_folder: tempfile.TemporaryDirectory[str] | None = None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The folder of support/descriptions.py: processes that run tests, and ranks, have it from the first one."""
+    global _folder
+    if not hasattr(config, "workerinput"):
+        _folder = tempfile.TemporaryDirectory(prefix="osdp-tests-")
+        os.environ["OSDP_TEST_DESCRIPTIONS"] = _folder.name
+
+
+def pytest_unconfigure() -> None:
+    if _folder is not None:
+        _folder.cleanup()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,7 +1,15 @@
-"""describe_once: `osdp.describe`, asked once in a process for models that look alike: most of a short test would be that."""
+"""describe_once: `osdp.describe`, asked once in a run of the tests for models that look alike: most of a short test would
+be that. What one rank of one test finds, others read from a folder (tests/conftest.py)."""
 
 from __future__ import annotations
 
+import fcntl
+import functools
+import hashlib
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,7 +34,7 @@ def describe_once(model: nn.Module, *inputs: Any, **options: Any) -> osdp.ModelD
         for name, t in tensors
     )
     key = (
-        type(model),
+        f"{type(model).__module__}.{type(model).__qualname__}",
         repr(model),
         facts,
         tuple((m.training, len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()),
@@ -36,5 +44,17 @@ def describe_once(model: nn.Module, *inputs: Any, **options: Any) -> osdp.ModelD
         torch.is_grad_enabled(),
     )
     if key not in _descriptions:
-        _descriptions[key] = osdp.describe(model, *inputs, **options)
+        describe = functools.partial(osdp.describe, model, *inputs, **options)
+        cut = any(isinstance(t, DTensor) for _, t in tensors)  # each rank has another part
+        _descriptions[key] = describe() if cut else _once_for_all(repr(key), describe)
     return _descriptions[key]
+
+
+def _once_for_all(key: str, describe: Callable[[], osdp.ModelDescription]) -> osdp.ModelDescription:
+    file = Path(os.environ["OSDP_TEST_DESCRIPTIONS"], hashlib.sha256(key.encode()).hexdigest())
+    with open(f"{file}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the others wait for the first
+        if not file.exists():
+            file.write_bytes(pickle.dumps(describe()))
+    found: osdp.ModelDescription = pickle.loads(file.read_bytes())
+    return found

@@ -85,7 +85,8 @@ class DTensorParameter(nn.Parameter):
         name = getattr(func, "__name__", "")
         if name in ("__get__", "__set__"):
             name += func.__self__.__name__
-        if _depth or name.removeprefix("__get__").removeprefix("__set__") in _OWN or _within_osdp():
+        own = name.removeprefix("__get__").removeprefix("__set__") in _OWN or func is torch.autograd.grad
+        if _depth or own or _within_osdp():
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         if name == "__get__grad":

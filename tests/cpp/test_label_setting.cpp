@@ -9,7 +9,7 @@ using namespace osdp::search;
 int main() {
   Random r(7);
   int64_t infeasible = 0, tight = 0, wrong = 0, plans = 0, held = 0, given_up = 0, seen = 0, hurries = 0;
-  for (int64_t turn = 0; turn < 6000 && wrong < 5; ++turn) {
+  for (int64_t turn = 0; turn < 3000 && wrong < 5; ++turn) {
     const Model model = turn % 3 == 0 ? random_run(r, 9) : random_model(r, 9);
     Request request = random_request(r);
     const EquivalenceClasses classes = find_equivalence_classes(model, request);

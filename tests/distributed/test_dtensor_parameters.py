@@ -226,6 +226,29 @@ def test_on_request_and_refused(ranks):
     ranks(with_plan, world=2)
 
 
+def asked_for(me: Member) -> None:
+    """`torch.autograd.grad(loss, model.parameters())`: as of plain parameters."""
+    model, whole, x = sharded(me), net(), me.part(batch(me, 0))
+    with pytest.raises(osdp.ShardingError, match=r"requests the gradient of parameter '.*weight'"):
+        torch.autograd.grad(model(x).square().mean(), list(model.parameters()))
+    with osdp.no_sync(model):
+        of_rank = torch.autograd.grad(model(x).square().mean(), list(model.parameters()))
+    wanted = torch.autograd.grad(whole(x).square().mean(), list(whole.parameters()))
+    for got, full in zip(of_rank, wanted, strict=True):
+        close(got, full, 1e-9, "this rank's own gradient")
+    model(x).square().mean().backward()
+    whole(batch(me, 0)).square().mean().backward()
+    for p, q in zip(model.parameters(), whole.parameters(), strict=True):
+        close(p.grad.full_tensor(), q.grad, 1e-9, "the step after it")
+
+
+@pytest.mark.outcome(
+    "`torch.autograd.grad(loss, model.parameters())`, of parameters that are DTensors too", osdp.ShardingError
+)
+def test_gradients_that_are_asked_for(ranks):
+    ranks(asked_for, world=2)
+
+
 def two_meshes(me: Member) -> None:
     """Over tensor parallelism: FSDP2's layout between steps too."""
     made = []

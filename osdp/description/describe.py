@@ -264,6 +264,8 @@ def _assemble(
                 forward_work_bytes_fixed=forward_work[1],
                 backward_work_bytes_per_sample=backward_work[0],
                 backward_work_bytes_fixed=backward_work[1],
+                output_cut=first is not None and name in first.output_cut,
+                output_groups=first.output_groups.get(name, 0) if first else 0,
             )
         )
     if operators and any(buffers.values()):  # of modules that are not operators

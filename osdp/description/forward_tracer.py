@@ -22,6 +22,7 @@ from osdp.description.aten_workspaces import hidden_workspace_bytes
 from osdp.description.equal_blocks import EqualBlocks
 from osdp.description.kernels import Call
 from osdp.description.live_log import Moment
+from osdp.description.output_uses import made_by, use_of
 from osdp.description.recompute_blocks import recomputable_blocks
 
 _DEVICE = torch.ops.prim.device.default
@@ -44,6 +45,8 @@ class Trace:
         self.flops: dict[str, int] = {}
         self.input_bytes: dict[str, int] = {}  # block -> bytes of the tensors it was called with
         self.changed_inputs: set[str] = set()  # blocks that modify their inputs
+        self.output_cut: set[str] = set()  # linears whose outputs forward cuts in parts
+        self.output_groups: dict[str, int] = {}  # or views in groups
         self.output_bytes = 0  # of the model's outputs that are not saved anyway
         self.moments: tuple[list[Moment], list[Moment]] = (
             [],
@@ -206,6 +209,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 pass
             if error is not None:
                 return output
+            made_by(module, name, output)
             if self.equal is not None and name in self.blocks:
                 with torch._C.DisableTorchFunction():
                     return self._left_block(self.equal, output, changed)
@@ -329,7 +333,15 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _DEVICE:  # of a fake tensor: called more often than all others together
             return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
         with torch._C.DisableTorchFunction():
+            if (use := use_of(func, args)) is not None:
+                self._used(*use)
             return self._recorded(func, args, kwargs)
+
+    def _used(self, name: str, groups: int) -> None:
+        if groups:
+            self.trace.output_groups.setdefault(name, groups)
+        else:
+            self.trace.output_cut.add(name)
 
     def _recorded(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensors = _tensors_given(args, kwargs)

@@ -94,6 +94,10 @@ class Operator:
     # Those of `gather_at` that look rows up (nn.Embedding) in what can be sliced; the others multiply with it.
     look_ups: tuple[str, ...] = ()
     transposed: bool = False  # the weight that can be sliced is stored as [in, out] (transformers' Conv1D)
+    # Of a linear: whether forward cuts its outputs in parts (a fused projection), and in how many groups (heads) it views
+    # them; 0: none. Which ranks can share it by its outputs follows (tensor parallelism).
+    output_cut: bool = False
+    output_groups: Annotated[int, AtLeast(0)] = 0
 
     @property
     def multiplies(self) -> bool:

@@ -78,7 +78,8 @@ def parallelize(
         take_first(model, mesh["tp"])
         if plan.tensor_parallel > 1:
             divided = parallelize_stage(model, plan.description, plan.tp_plan, tp_plan, mesh["tp"])
-            passing.cuts = SplitOutputs(divided)
+            groups = {o.name: o.output_groups for o in plan.description.operators if o.output_groups}
+            passing.cuts = SplitOutputs(divided, groups)
         fully_shard(model, plan.stages[stage].plan, device_mesh=mesh["dp"], **options)
     except BaseException:
         was.put_back()
@@ -120,7 +121,7 @@ def _checked(
     owners = Owners(model, plan)
     check_entries(model, owners, _entries(plan))
     if plan.tensor_parallel > 1:
-        check_styles(plan.tp_plan, tp_plan, model)
+        check_styles(plan.description, plan.tp_plan, tp_plan, model)
     return owners
 
 

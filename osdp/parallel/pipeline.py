@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from osdp.errors import InvalidProblemError, ShardingError
 from osdp.parallel.ending import end_of_pipeline
 from osdp.parallel.stage_module import INPUT, Crossing, Passing
+from osdp.parallel.tensor_styles import CUT
 from osdp.plan.parallel_plan import ParallelPlan
 
 
@@ -60,9 +61,9 @@ class Pipeline:
         beside the model's output.
 
         Raises InvalidProblemError for another number of samples, and in the first step, on all ranks of the pipeline,
-        ShardingError if forward passes more between stages than one tensor, or cuts the output of a column-wise linear in
-        parts. RankError, naming stages, where another rank has
-        ended: Note [The end of a pipeline] in osdp/parallel/ending.py.
+        ShardingError if forward passes more between stages than one tensor, cuts the output of a column-wise linear in
+        parts, or views it in as many groups as one process. RankError, naming stages, where another rank has ended: Note
+        [The end of a pipeline] in osdp/parallel/ending.py.
         """
         self._check_samples((*args, target, *kwargs.values()))
         if not self.first:
@@ -110,21 +111,26 @@ class Pipeline:
         passing.looks, cuts, passing.cuts = False, passing.cuts, None
         if cuts is not None:
             cuts.close()
-        found: list[tuple[Crossing | None, Crossing | None] | None] = [None] * len(self.plan.stages)
-        parts: list[set[str]] = [set() for _ in found]
+        told: Any = [None] * len(self.plan.stages)
+        seen = (cuts.cut, cuts.grouped) if cuts is not None else (set(), set())
         group = self.mesh["pp"].get_group()
-        dist.all_gather_object(found, (passing.entered, passing.left), group=group)
-        dist.all_gather_object(parts, cuts.found if cuts is not None else set(), group=group)
-        if names := sorted(set().union(*parts)):
+        dist.all_gather_object(told, (passing.entered, passing.left, *seen), group=group)
+        if names := sorted(set[str]().union(*(cut for _, _, cut, _ in told))):
             raise ShardingError(
-                f"{names[0]!r} is divided over tensor parallelism by its outputs (colwise), and the model's forward cuts "
-                "its output in parts, as a fused projection's of queries, keys and values: a rank's part of the output is "
-                "not a part of each of them, so the loss is not one process's. Give each its own nn.Linear, or leave "
-                f"{names[0]!r} out of tp_plan"
+                f"{names[0]!r} is divided over tensor parallelism by its outputs (colwise), and {CUT} Give each its own "
+                f"nn.Linear, or leave {names[0]!r} out of tp_plan"
             )
+        if names := sorted(set[str]().union(*(grouped for *_, grouped in told))):
+            raise ShardingError(
+                f"{names[0]!r} is divided over tensor parallelism by its outputs (colwise), and the model's forward views "
+                "its output in as many groups (heads) as in one process, so each has a part of its outputs alone, and the "
+                "loss is not one process's. A rank has fewer groups of the same size: view(..., -1, size) instead of "
+                "view(..., groups, -1)"
+            )
+        found: list[tuple[Crossing | None, Crossing | None]] = [(entered, left) for entered, left, *_ in told]
         for stage in range(1, len(found)):
             before, here = found[stage - 1], found[stage]
-            if before is not None and here is not None and before[1] != here[0]:
+            if before[1] != here[0]:
                 raise ShardingError(
                     f"between stages {stage - 1} and {stage} of the pipeline more than one tensor passes: "
                     f"{self.plan.stages[stage].modules[0]!r} was called with {_difference(before[1], here[0])}. A stage "

@@ -1,8 +1,10 @@
-"""Notices a column-wise linear whose output the model's forward cuts in parts: a fused projection of queries and keys.
+"""Notices a column-wise linear whose output the model's forward divides as one process would.
 
-torch's ColwiseParallel gives each rank consecutive rows of the weight. Of a fused projection that is not a part of each of
-the things that are fused: a rank's `chunk(3)` is of other rows than one process's, and the result another number. Nothing in
-shapes tells, so the first step looks at the calls.
+torch's ColwiseParallel gives each rank consecutive rows of the weight. Where forward cuts the output in parts (`chunk(3)` of
+a fused projection of queries, keys and values), a rank's part is not a part of each of them. Where it views the output in
+groups (heads), a rank has fewer, of the same size: `view(b, t, -1, size)` is right, and `view(b, t, heads, -1)` makes as
+many smaller ones. Both are other numbers, and nothing in shapes tells, so the first step looks at the calls beside what the
+description found in one process (osdp/description/output_uses.py).
 """
 
 from __future__ import annotations
@@ -13,26 +15,52 @@ from typing import Any
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-_CUTS = ("chunk", "split", "tensor_split", "split_with_sizes", "unsafe_chunk", "unsafe_split")
-_NAME = "_osdp_divided_output"  # attribute of such an output
+from osdp.description.output_uses import groups_of, made_by, maker
+
+_CUTS = (
+    "chunk",
+    "split",
+    "tensor_split",
+    "split_with_sizes",
+    "unsafe_chunk",
+    "unsafe_split",
+    "__getitem__",
+    "narrow",
+)
+_VIEWS = ("view", "reshape", "unflatten")
 
 
 class SplitOutputs(TorchFunctionMode):
-    """Context of a forward. `found`: names of `modules` whose output was cut along its last dimension."""
+    """Context of a forward. `groups`: of `modules`, in how many groups one process views their outputs.
 
-    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+    `cut`, `grouped`: names of modules whose output was cut along its last dimension, and viewed in as many groups as in one
+    process.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module], groups: Mapping[str, int]) -> None:
         super().__init__()
-        self.found: set[str] = set()
+        self.cut: set[str] = set()
+        self.grouped: set[str] = set()
+        self._groups = groups
         self._hooks = [m.register_forward_hook(_marking(name)) for name, m in modules.items()]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if getattr(func, "__name__", "") in _CUTS and isinstance(result, (tuple, list)) and len(result) > 1:
+        called = getattr(func, "__name__", "")
+        if called in _CUTS or called in _VIEWS:
             given: Any = args[0] if args else None
-            name = getattr(given, _NAME, None)
-            if name is not None and result[0].shape[-1] != given.shape[-1]:
-                self.found.add(name)
+            if (name := maker(given)) is not None:
+                self._look(name, called in _CUTS, given, result)
         return result
+
+    def _look(self, name: str, cuts: bool, given: Tensor, result: Any) -> None:
+        first = result[0] if isinstance(result, (tuple, list)) and result else result
+        if not isinstance(first, Tensor) or not first.dim():
+            return
+        if cuts and first.shape[-1] != given.shape[-1]:
+            self.cut.add(name)
+        if not cuts and self._groups.get(name) and groups_of(given.shape, first.shape) == self._groups[name]:
+            self.grouped.add(name)
 
     def close(self) -> None:
         for hook in self._hooks:
@@ -41,7 +69,6 @@ class SplitOutputs(TorchFunctionMode):
 
 def _marking(name: str) -> Any:
     def mark(module: nn.Module, args: Any, output: Any) -> None:
-        if isinstance(output, Tensor):
-            setattr(output, _NAME, name)
+        made_by(module, name, output)
 
     return mark

@@ -14,10 +14,24 @@ from osdp.description.model_description import ModelDescription
 from osdp.errors import InvalidProblemError
 from osdp.planning.degrees.styles import matching, plan_of, styles_of
 
+CUT = (
+    "the model's forward cuts its output in parts, as a fused projection's of queries, keys and values: a rank's part of "
+    "the output is not a part of each of them, so the loss is not one process's."
+)
 
-def check_styles(plan: Mapping[str, str], given: Mapping[str, Any] | None, model: nn.Module) -> None:
-    """Raises InvalidProblemError for a `given` plan that is not the one that was searched, and for a plan whose styles need
-    layouts that only torch's objects have."""
+
+def check_styles(
+    description: ModelDescription, plan: Mapping[str, str], given: Mapping[str, Any] | None, model: nn.Module
+) -> None:
+    """Raises InvalidProblemError for a `given` plan that is not the one that was searched, for a plan whose styles need
+    layouts that only torch's objects have, and for a column-wise linear whose outputs forward cuts in parts."""
+    styles = styles_of(description, plan)
+    for o in description.operators:
+        if o.output_cut and styles.get(o.name) == "colwise":
+            raise InvalidProblemError(
+                f"{o.name!r} is divided over tensor parallelism by its outputs (colwise), and {CUT} Give each its own "
+                f"nn.Linear, or leave {o.name!r} out of tp_plan"
+            )
     if given is not None:
         if plan_of(given, model) != dict(plan):
             raise InvalidProblemError(

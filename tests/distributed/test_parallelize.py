@@ -255,10 +255,25 @@ def crossings(me: Member) -> None:
             osdp.ShardingError, match=r"more than one tensor passes: 'blocks.[23]' was called with argument 1"
         ):
             pipe.step(tokens[:4], target=targets[:4])
-    model = Fused().double()
-    pipe = osdp.parallelize(model, plan_for(model, 2, 2, me.world), loss_of)
+    model = Of(Gated)
+    plan = plan_for(model, 2, 2, me.world)
+    with pytest.raises(
+        osdp.InvalidProblemError, match=r"'blocks.0.up' is divided .* cuts its output in parts"
+    ):
+        osdp.parallelize(model, plan, loss_of)
+    unseen = (
+        dataclasses.replace(o, output_cut=False) for o in plan.description.operators
+    )  # by description alone
+    described = dataclasses.replace(plan.description, operators=tuple(unseen))
+    pipe = osdp.parallelize(model, dataclasses.replace(plan, description=described), loss_of)
     with pytest.raises(osdp.ShardingError, match=r"'blocks.0.up' is divided .* cuts its output in parts"):
         pipe.step(tokens, target=targets)
+    with pytest.raises(osdp.InvalidProblemError, match=r"tensor_parallel=4 does not divide the 2 groups"):
+        plan_for(Of(Headed), 4, 1, me.world)
+    model = Of(Headed)
+    pipe = osdp.parallelize(model, plan_for(model, 2, 1, me.world), loss_of)
+    with pytest.raises(osdp.ShardingError, match=r"'blocks.0.up' is divided .* in as many groups"):
+        pipe.step(tokens[:4], target=targets[:4])
     pipe = osdp.parallelize(model := net(), plan_for(model, 1, 2, me.world), loss_of)
     with pytest.raises(osdp.InvalidProblemError, match=r"4 samples a step.*with 6"):
         pipe.step(tokens[:6], target=targets[:6])
@@ -274,10 +289,19 @@ class Gated(Block):
         return x + self.down(torch.tanh(gate) * value)
 
 
-class Fused(Net):
-    def __init__(self) -> None:
+class Headed(Block):
+    """Means over two heads, which are halves of what a rank has."""
+
+    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        heads = self.up(self.norm(x)).unflatten(-1, (2, -1))
+        return x + self.down((heads - heads.mean(-1, keepdim=True)).flatten(-2))
+
+
+class Of(Net):
+    def __init__(self, block: type[Block]) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(Gated() for _ in range(LAYERS))
+        self.blocks = nn.ModuleList(block() for _ in range(LAYERS))
+        self.double()
 
 
 def test_what_passes_a_cut_beside_one_tensor_is_named(ranks):

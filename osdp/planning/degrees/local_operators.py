@@ -49,6 +49,8 @@ class LocalOperators:
 
     def _local(self, o: Operator) -> Operator:
         style = self.styles.get(o.name, "")
+        if style == "colwise":
+            self._check_groups(o)
         if o.parameters and style.startswith("colwise"):
             part = self._shared(o, 1 if o.kind == "Embedding" else 0)
             return self._scaled(part, inputs=1, outputs=self.ranks, style=style)
@@ -57,6 +59,13 @@ class LocalOperators:
             return self._scaled(part, inputs=self.ranks, outputs=1, style=style)
         share = self.ranks if self.sequence or (not o.parameters and self._on_parts(o)) else 1
         return self._scaled(o, inputs=share, outputs=share, style="")
+
+    def _check_groups(self, o: Operator) -> None:
+        if o.output_groups % self.ranks:
+            raise InvalidProblemError(
+                f"tensor_parallel={self.ranks} does not divide the {o.output_groups} groups (heads) in which forward views "
+                f"the outputs of {o.name}"
+            )
 
     def _shared(self, o: Operator, dimension: int) -> Operator:
         """With parts of its parameters: `dimension` of matrices; of vectors (a bias) the first if outputs are shared."""

@@ -33,7 +33,8 @@ def slower(description: ModelDescription, machine: str = "h100-8", batch: int = 
 
 def test_thin_slices_are_slow_and_thick_ones_cost_their_launches() -> None:
     found = slower(linear(4096, 4096, 2048))
-    assert set(found) == {2, 4, 8, 16, 32, 64}
+    assert set(found) == set(range(2, 65))  # of rows that differ by one, too
+    found = {n: found[n] for n in (2, 4, 8, 16, 32, 64)}
     assert list(found.values()) == sorted(found.values())  # more slices are slower
     launches = {n: (n - 1) * SLICE_OVERHEAD_S for n in found}
     assert found[2] < 10 * launches[2]
@@ -43,7 +44,7 @@ def test_thin_slices_are_slow_and_thick_ones_cost_their_launches() -> None:
 
 
 def test_slices_are_cut_along_outputs_or_else_inputs() -> None:
-    assert set(slower(linear(6, 35, 8))) == {2, 3, 5, 6, 7, 35}
+    assert set(slower(linear(6, 35, 8))) == set(range(2, 36))  # no more than there are outputs
     wide, narrow = slower(linear(4096, 256, 2048)), slower(linear(256, 4096, 2048))
     assert wide[2] > narrow[2]  # of 128 columns, and of 2,048
 

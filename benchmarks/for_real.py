@@ -1,0 +1,243 @@
+"""The paper's families, trained for real within the same measured memory: DDP, FSDP1, FSDP2, OSDP-base and OSDP.
+
+    python benchmarks/for_real.py [--json FILE] [--rate 200mbit] [--ranks 4] [--hosts 4] [--rounds 7] [--only "N&D" ...]
+
+Members of N&D, W&S and I&C so small that a CPU computes them, each rank on a host of its own behind a link of --rate
+(network namespaces; needs root and iproute2): a core computes about 20 GFLOP/s, an RTX TITAN 500 times as much, and 200
+Mb/s is a 400th of its PCIe link, so that communication to computation is the paper's. Tokens as in the authors' script:
+sequences of 6 of a vocabulary of 10, in units of --unit sequences per rank; fp32, AdamW.
+
+The limit is halfway between what FSDP2 and DDP take for one unit, measured: the peak of the live heap in steps over what
+was live before the contestant was made (heap_peak.c), on the rank that takes most. Each contestant trains its largest
+batch of whole units that was measured to fit; OSDP's plans are searched for this limit and the measured machine
+(osdp.profile), at every such batch, and the fastest by prediction is trained if its measured peak fits, else the next.
+Steps are taken in turns; a step's time is the slowest rank's, medians over rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from support.launch import as_rank, run_ranks
+from support.machine import machine, machine_line
+
+MEMBERS = {"N&D": [192] * 16, "W&S": [1024] * 2, "I&C": [192] * 6 + [512] * 3}
+VOCABULARY, TOKENS = 10, 6
+BASE, OSDP, AGAINST = "OSDP-base", "OSDP", "FSDP2"
+MOST_UNITS = 16
+
+
+def measure(name: str, unit: str, rounds: str, profile_seconds: str) -> dict[str, Any]:
+    import torch
+    import torch.distributed as dist
+    from support.heap import Heap
+    from support.peers import PEERS, under
+
+    import osdp
+
+    heap, ranks = Heap(), dist.get_world_size()
+    generator = torch.Generator().manual_seed(dist.get_rank())
+
+    def batch(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens = torch.randint(0, VOCABULARY, (samples, TOKENS + 1), generator=generator)
+        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+    def contestant(wrap: Any) -> tuple[Any, Any]:
+        """A function that takes a step with so many samples, and one that says its largest peak so far in bytes."""
+        before = heap.live()
+        model, blocks = made(MEMBERS[name])
+        wrapped = wrap(model, blocks)
+        del model, blocks
+        optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-3, fused=True)
+
+        def step(samples: int) -> None:
+            wrapped(*batch(samples)).backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+        def peak(samples: int) -> float:
+            step(samples)
+            dist.barrier()
+            heap.live()
+            heap.restart()
+            step(samples)
+            return slowest(heap.peak() - before)
+
+        return step, peak
+
+    units = int(unit)
+    # One unit of each, and the limit between them.
+    found = {each: contestant(wrap) for each, wrap in PEERS.items()}
+    peaks = {each: peak(units) for each, (_, peak) in found.items()}
+    limit = int((peaks["FSDP2"] + peaks["DDP"]) / 2)
+    rows: dict[str, dict[str, Any]] = {}
+    steps: dict[str, Any] = {}
+    for each, (step, peak) in found.items():
+        best, n = 0, 1
+        while n <= MOST_UNITS and (at := peaks[each] if n == 1 else peak(n * units)) <= limit:
+            best, n, rows[each] = n, n + 1, {"peak_bytes": at}
+        rows.setdefault(each, {"peak_bytes": peaks[each]})["batch"] = best * units
+        if best:
+            steps[each] = step
+    found.clear()
+
+    model = made(MEMBERS[name])[0]
+    description = osdp.describe(model, *batch(units))
+    hardware = osdp.profile(model, *batch(units), seconds=float(profile_seconds))
+    del model
+    for each, space in ((BASE, {"granularity": 1}), (OSDP, {})):
+        plans = searched(osdp, description, hardware, limit, units, ranks, space)
+        rows[each] = {"batch": 0, "peak_bytes": 0, "over_the_limit": 0}
+        for plan in plans:
+            step, peak = contestant(under(plan))
+            at = peak(plan.batch_size)
+            if at <= limit:
+                rows[each] |= {
+                    "batch": plan.batch_size,
+                    "peak_bytes": at,
+                    "limit_of_plan": plan.memory_limit_bytes,
+                }
+                rows[each] |= {"predicted_s": plan.predicted.step_time_s}
+                rows[each] |= {"predicted_bytes": plan.predicted.peak_memory_bytes, "modes": modes_of(plan)}
+                steps[each] = step
+                break
+            rows[each]["over_the_limit"] += 1
+            del step, peak
+
+    times: dict[str, list[float]] = {each: [] for each in steps}
+    names = list(steps)
+    for turn in range(-1, int(rounds)):
+        at = max(0, turn) % len(names)
+        for each in names[at:] + names[:at]:
+            dist.barrier()
+            begin = time.perf_counter()
+            steps[each](rows[each]["batch"])
+            if turn >= 0:
+                times[each].append(slowest(time.perf_counter() - begin))
+    for each, taken in times.items():
+        rows[each] |= {"step_s": median(taken), "rate": rows[each]["batch"] * ranks / median(taken)}
+    return {"limit_bytes": limit, "rows": rows}
+
+
+def searched(
+    osdp: Any, description: Any, hardware: Any, limit: int, unit: int, ranks: int, space: dict[str, Any]
+) -> list[Any]:
+    """Plans for each batch that fits, the fastest per sample first."""
+    plans = []
+    for n in range(1, MOST_UNITS + 1):
+        try:
+            plan = osdp.search(
+                description, memory=limit, hardware=hardware, batch_size=n * unit, checkpoint=False, **space
+            )
+        except osdp.InfeasibleError:
+            break
+        plans.append(plan)
+    return sorted(plans, key=lambda p: p.predicted.step_time_s / p.batch_size)
+
+
+def made(widths: list[int]) -> tuple[Any, list[Any]]:
+    """A GPT of one block per width, neighbours of different widths joined by a linear layer; and its blocks."""
+    import torch
+    from support.gpt import Block
+    from torch import Tensor, nn
+
+    class Stack(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.token = nn.Embedding(VOCABULARY, widths[0])
+            self.position = nn.Parameter(torch.zeros(TOKENS, widths[0]))
+            self.joins = nn.ModuleList(
+                nn.Identity() if a == b else nn.Linear(a, b)
+                for a, b in zip([widths[0], *widths], widths, strict=False)
+            )
+            self.blocks = nn.ModuleList(Block(w) for w in widths)
+            self.head = nn.Linear(widths[-1], VOCABULARY)
+
+        def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+            x = self.token(tokens) + self.position
+            for join, block in zip(self.joins, self.blocks, strict=True):
+                x = block(join(x))
+            return nn.functional.cross_entropy(self.head(x).flatten(0, 1), targets.flatten())
+
+    torch.manual_seed(0)
+    model = Stack()
+    return model, list(model.blocks)
+
+
+def slowest(mine: float) -> float:
+    """The largest over all ranks."""
+    import torch
+    import torch.distributed as dist
+
+    value = torch.tensor(mine, dtype=torch.float64)
+    dist.all_reduce(value, dist.ReduceOp.MAX)
+    return value.item()
+
+
+def modes_of(plan: Any) -> dict[str, int]:
+    """Operators by mode, or in slices."""
+    kinds = [c.mode if c.granularity == 1 else "in slices" for c in plan.choices.values()]
+    return {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
+
+
+def show(name: str, found: dict[str, Any], console: Console) -> None:
+    table = Table(title=f"{name}, {found['limit_bytes'] / 1e6:.1f} MB", title_justify="left")
+    for column in ("", "batch", "peak, MB", "step, s", "predicted", "samples/s", f"over {AGAINST}"):
+        table.add_column(column, justify="left" if not column else "right")
+    rows = found["rows"]
+    base = rows[AGAINST].get("rate")
+    for each, row in rows.items():
+        rate, told = row.get("rate"), row.get("predicted_s")
+        table.add_row(
+            each,
+            str(row["batch"]) if rate else "OOM",
+            f"{row['peak_bytes'] / 1e6:.1f}",
+            f"{row['step_s']:.3f}" if rate else "",
+            f"{told:.3f} ({told / row['step_s'] - 1:+.1%})" if told else "",
+            f"{rate:,.1f}" if rate else "",
+            f"{rate / base - 1:+.0%}" if rate and base else "",
+        )
+    console.print(table)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--rate", default="200mbit")
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--hosts", type=int, default=4)
+    parser.add_argument("--unit", type=int, default=32, help="sequences of one unit, per rank")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--profile-seconds", type=float, default=20)
+    parser.add_argument("--only", nargs="+", choices=MEMBERS, default=list(MEMBERS))
+    arguments = parser.parse_args()
+    here, console = machine(), Console(width=110)
+    console.print(machine_line(here))
+    found = {}
+    for name in arguments.only:
+        given = [name, str(arguments.unit), str(arguments.rounds), str(arguments.profile_seconds)]
+        found[name] = run_ranks(
+            __file__, given, arguments.ranks, hosts=arguments.hosts, rate=arguments.rate, seconds=3600
+        )
+        show(name, found[name], console)
+    if arguments.json:
+        settings = {key: getattr(arguments, key) for key in ("rate", "ranks", "hosts", "unit", "rounds")}
+        arguments.json.write_text(
+            json.dumps({"machine": here, **settings, "members": found}, indent=1) + "\n"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    if not as_rank(measure, patience=600):
+        sys.exit(main())

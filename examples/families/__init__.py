@@ -1,0 +1,1 @@
+"""Small members of model families, for `train_families.py`."""

@@ -44,7 +44,8 @@ def plans(name: str, world: int, prepare: Prepare = nn.Module.train) -> dict[str
         "FULL_SHARD": osdp.Plan.uniform(described, "FULL_SHARD"),
         "alternating": alternating(described),
         "searched": searched(described, world),
-        "slices": osdp.Plan.uniform(described, "FULL_SHARD", granularity=3, split="in"),  # of Conv1D they differ by a row
+        # Those of Conv1D differ by a row.
+        "slices": osdp.Plan.uniform(described, "FULL_SHARD", granularity=3, split="in"),
     }
 
 

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +31,8 @@ MANNERS: dict[str, dict[str, Any]] = {
     "three micro-batches": {"micro_batches": 3},
 }
 STEPS = 3
+WAITING_STEPS = 6
+WAITS, WAIT_S = 0.15, 0.02  # of all outputs and gradients of modules, and how long
 # oneDNN keeps up to 1024 kernels, and as many of their descriptions, of 0.26 MB each in bf16, and experts meet new shapes
 # in every step. These are enough for all shapes of a step without experts.
 KEPT = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "128"}
@@ -58,8 +62,9 @@ def measure(name: str, plans_a_case: str, *manners: str) -> dict[str, list[dict[
             before = heap.live()
         model = osdp.fully_shard(subject.make(), plan)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-        peak = 0
-        for step in range(STEPS):
+        peak, waits = 0, Waits(model)
+        for step in range(STEPS + WAITING_STEPS):
+            waits.now = step >= STEPS and step % dist.get_world_size() == dist.get_rank()
             heap.restart()
             for _ in range(plan.accumulation):
                 model(*subject.batch(generator)).backward()
@@ -86,6 +91,25 @@ def measure(name: str, plans_a_case: str, *manners: str) -> dict[str, list[dict[
             if dist.get_rank() == 0:
                 print(name, manner, found[manner][-1], flush=True)
     return found
+
+
+class Waits:
+    """Where `now`, the model's computation waits now and then."""
+
+    def __init__(self, model: Any) -> None:
+        self.now, self.dice = False, random.Random(0)
+        for module in model.modules():
+            if not list(module.children()):
+                module.register_forward_hook(self._after)
+
+    def _after(self, module: object, arguments: object, output: Any) -> None:
+        self._wait()
+        if getattr(output, "requires_grad", False):
+            output.register_hook(self._wait)
+
+    def _wait(self, gradient: object = None) -> None:
+        if self.now and self.dice.random() < WAITS:
+            time.sleep(WAIT_S)
 
 
 def searched(name: str, bare: Any, sample: Any, count: int, manners: Sequence[str]) -> dict[str, list[Any]]:

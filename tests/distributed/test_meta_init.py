@@ -11,6 +11,7 @@ import pytest
 import torch
 from harness import Member
 from support import blocks, plans
+from support.descriptions import describe_once
 from support.pair import SEED, adamw, close, naming
 from torch import nn
 
@@ -61,7 +62,7 @@ def on_meta(build: Callable[[], nn.Module]) -> nn.Module:
 
 
 def plan_for(model: nn.Module, mode: str) -> osdp.Plan:
-    described = osdp.describe(model, torch.zeros(2, 3, dtype=torch.long))
+    described = describe_once(model, torch.zeros(2, 3, dtype=torch.long))
     return (
         plans.mixture(described, 2) if mode == "mixture" else plans.apart(osdp.Plan.uniform(described, mode))
     )

@@ -92,7 +92,7 @@ def trains(
 ) -> None:
     """`of_stage`: from a stage's description to another plan for it. `options`: osdp.fully_shard's."""
     model, whole = net(seed=me.rank), net()  # rank 0's values count
-    plan = plan_for(model, tensor, pipeline, me.world, **asked)
+    plan = me.once(lambda: plan_for(model, tensor, pipeline, me.world, **asked))
     if of_stage is not None:
         stages = (dataclasses.replace(s, plan=of_stage(s.plan.description)) for s in plan.stages)
         plan = dataclasses.replace(plan, stages=tuple(stages))

@@ -10,6 +10,7 @@ import pytest
 import torch
 from harness import Member
 from support import plans
+from support.descriptions import describe_once
 from support.pair import close, naming
 from support.tensor_parallel import mesh_of
 from test_fsdp_module import full_gradients
@@ -162,7 +163,7 @@ def planned(me: Member, kind: str, number: int, lines: int, names: Sequence[str]
         parts = {}
         for stage in range(me.rank % 2, number, 2):
             part = nn.Sequential(*list(whole())[stage * size : (stage + 1) * size])
-            plan = PLANS[name](osdp.describe(part, torch.zeros(2, WIDTH, dtype=torch.float64)))
+            plan = PLANS[name](describe_once(part, torch.zeros(2, WIDTH, dtype=torch.float64)))
             parts[stage] = osdp.fully_shard(part, plan, device_mesh=mesh["dp"])
             assert type(part) is nn.Sequential
         model, schedule = whole(), schedule_of(kind, parts, number, mesh["pp"].get_group())
@@ -204,7 +205,7 @@ def reduced_early(me: Member) -> None:
     """The last backward of a step reduces; nothing is left for the schedule's own reduction behind it."""
     mesh = mesh_of(me, 2, 2, names=("dp", "pp"))
     part = nn.Sequential(*list(whole())[me.rank % 2 * 4 :][:4])
-    plan = uniform("FULL_SHARD")(osdp.describe(part, torch.zeros(2, WIDTH).double()))
+    plan = uniform("FULL_SHARD")(describe_once(part, torch.zeros(2, WIDTH).double()))
     osdp.fully_shard(part, plan, device_mesh=mesh["dp"])
     schedule = schedule_of("1F1B", {me.rank % 2: part}, 2, mesh["pp"].get_group())
     stage = schedule._stage

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 from torch import nn
@@ -26,7 +27,7 @@ from osdp.errors import InvalidProblemError, ShardingError
 from osdp.fsdp.new_dtypes import take_new_dtypes
 from osdp.fsdp.pipelining import from_schedule, refuse_split_backward, state_of, staying
 from osdp.sharding.dtensor_parameters import as_rows
-from osdp.sharding.forward_methods import part_of
+from osdp.sharding.forward_methods import part_of, register_forward_method
 from osdp.sharding.parameter_settings import (
     GATHERS_IN_BACKWARD,
     STAYS_AFTER_BACKWARD,
@@ -94,6 +95,12 @@ class FSDPModule(nn.Module):
         made = kind.__new__(kind, *args, **kwargs)
         made.__init__(*args, **kwargs)
         return made
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """torch's register_fsdp_forward_method puts a method that asks for FSDP2's state: ours is registered instead."""
+        if type(value) is MethodType and value.__func__.__globals__ is TorchFSDPModule.unshard.__globals__:
+            return register_forward_method(self, name)
+        return super().__setattr__(name, value)
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         """The original class's; what stays gathered would be stale, and other dtypes need another runtime."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from harness import Member
 from support.descriptions import describe_once
 from support.nested import WIDTH, Net, net
-from support.pair import SEED
+from support.pair import SEED, close
+from torch import Tensor, nn
 from torch import distributed as dist
-from torch import nn
 from torch.distributed import fsdp as torchs
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
@@ -157,3 +159,33 @@ def one_stage(me: Member) -> None:
 
 def test_torchs_pipelining_reduces_once_a_step(ranks):
     ranks(one_stage, world=2)
+
+
+class Scored(nn.Module):
+    """A method reads a weight of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.weight = nn.Linear(4, 4), nn.Parameter(torch.randn(6, 4))
+
+    def scores(self, x: Tensor) -> Tensor:
+        return self.inner(x) @ self.weight.t()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scores(x).sum(-1)
+
+
+def registered_by_torch(me: Member) -> None:
+    torch.manual_seed(0)
+    whole = Scored().double()
+    model = osdp.fully_shard(copy.deepcopy(whole), process_group=me.group)
+    torchs.register_fsdp_forward_method(model, "scores")
+    x = torch.arange(8.0, dtype=torch.float64).view(2, 4)
+    for each in (whole, model):
+        each.scores(x).square().sum().backward()
+    for (name, parameter), wanted in zip(model.named_parameters(), whole.parameters(), strict=True):
+        close(parameter.grad.full_tensor(), wanted.grad, 1e-9, name)
+
+
+def test_methods_that_torchs_function_registers(ranks):
+    ranks(registered_by_torch, world=2)

@@ -27,6 +27,8 @@ def end_of_pipeline(plan: ParallelPlan, stage: int, mesh: DeviceMesh, error: Exc
     here = f"This rank has stage {stage} of {len(plan.stages)}; {_ranks(plan)}."
     cause = _first(error)
     if not _is_connection(cause) and not isinstance(cause, RankError):
+        if here not in getattr(error, "__notes__", ()):
+            error.add_note(here)  # errors of a stage's own ranks number these: "rank 0" is of the stage
         return error  # others wait for this rank: its process has to end, or to go on, before they can tell anything
     try:
         Together(None, "a pipeline's step").all(None)

@@ -196,9 +196,9 @@ def splitting(found: Mapping[str, Any]) -> list[str]:
         "paper has none for 4,096 and for g = 2, and does not say what its peaks count beside the operator: at 768 they do",
         "not fall at all, and 105 MB at 1,024 are 6.3 weights. With two ranks state alone is 1.5 weights.",
         "",
-        "**Where predictions are wrong**: the ranks do not divide the rows of 50,257 words. A slice of the table takes more than",
-        "predicted then, by up to 1 - 1/N of a slice on N ranks, and the whole table less. With 50,256 words both were within",
-        "0.2% (g = 1 and 2 on 2 and 4 ranks). Small products have some 10 MB beside what is predicted.",
+        "**Where predictions are wrong**: the ranks do not divide the rows of 50,257 words. A slice of the table takes more",
+        "than predicted then, by up to 1 - 1/N of a slice on N ranks, and the whole table less. With 50,256 words both were",
+        "within 0.2% (g = 1 and 2, 2 and 4 ranks). Small products have some 10 MB beside what is predicted.",
         "",
     ]
     rows = found["rows"]

@@ -69,7 +69,7 @@ def stack(*widths: int) -> Member:
 def opt(vocabulary: int) -> nn.Module:
     from transformers import OPTConfig, OPTForCausalLM
 
-    none = {"dropout": 0.0, "attention_dropout": 0.0, "layerdrop": 0.0}
+    none = {"dropout": 0.0, "attention_dropout": 0.0, "layerdrop": 0.0, "use_cache": False}
     sizes = {"hidden_size": 96, "ffn_dim": 384, "num_hidden_layers": 4, "num_attention_heads": 4}
     config = OPTConfig(
         vocab_size=vocabulary, word_embed_proj_dim=96, max_position_embeddings=64, **sizes, **none
@@ -99,7 +99,7 @@ MEMBERS = {
 def repeated_layers(model: nn.Module) -> list[nn.Module]:
     """What FSDP2 is asked to gather together: the elements of the model's longest list of modules."""
     lists = [m for m in model.modules() if isinstance(m, nn.ModuleList)]
-    return list(max(lists, key=len))
+    return [layer for layer in max(lists, key=len) if not isinstance(layer, nn.Linear)]
 
 
 def masked(characters: Tensor, mask: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -247,7 +247,7 @@ def _line(small: int, at_small: float, large: int, at_large: float) -> tuple[flo
     """
     slope = (at_large - at_small) / (large - small) if large > small else at_large / large
     slope = min(max(0.0, slope), at_large / large)
-    return slope, at_large - slope * large
+    return slope, max(0.0, at_large - slope * large)  # which rounds to less than zero
 
 
 def _scaled(parts: Mapping[str, float], total: float) -> dict[str, float]:

@@ -67,6 +67,13 @@ def test_operators_times_add_up_to_the_whole_and_equal_operators_are_equal() -> 
     assert 0 < forward < whole
 
 
+def test_no_time_rounds_to_less_than_zero() -> None:
+    """A sample's time times their number may be more than what that number took, in the last digit."""
+    for k in range(1, 200):
+        slope, offset = operator_times._line(7, 0.0, 49, k / 7)
+        assert slope > 0 and offset >= 0
+
+
 def test_parts_are_scaled_to_the_whole_and_split_by_batch_size() -> None:
     whole = {2: [(1.0, 3.0)] * 3, 4: [(1.5, 4.5)] * 3}  # 2 s whatever the batch, 1 s per sample
     part = {

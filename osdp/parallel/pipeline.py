@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -62,7 +63,8 @@ class Pipeline:
 
         Raises InvalidProblemError for another number of samples, and in the first step, on all ranks of the pipeline,
         ShardingError if forward passes more between stages than one tensor, cuts the output of a column-wise linear in
-        parts, or views it in as many groups as one process. RankError, naming stages, where another rank has ended: Note
+        parts, views it in as many groups as one process, or draws other random numbers on ranks of one tensor-parallel group
+        (dropout). RankError, naming stages, where another rank has ended: Note
         [The end of a pipeline] in osdp/parallel/ending.py.
         """
         self._check_samples((*args, target, *kwargs.values()))
@@ -70,6 +72,7 @@ class Pipeline:
             kwargs |= {f"{INPUT}{i}": value for i, value in enumerate(args)}
             args = ()
         losses: list[Tensor] = []
+        random = self._random_state()
         try:
             self.schedule.step(*args, target=target if self.last else None, losses=losses, **kwargs)
         except Exception as error:
@@ -78,7 +81,7 @@ class Pipeline:
                 raise
             raise ending from error
         if self._passing.looks:
-            self._compare_cuts()
+            self._compare_cuts(self._drew_apart(random))
         here = torch.stack([loss.detach() for loss in losses]).mean() if losses else None
         value = torch.zeros((), device=_device(self.module)) if here is None else here.float()
         dist.all_reduce(value)
@@ -105,7 +108,26 @@ class Pipeline:
                     f"{self.plan.micro_batch_size}), but a tensor with {value.shape[0]} was passed"
                 )
 
-    def _compare_cuts(self) -> None:
+    def _random_state(self) -> str:
+        """A digest of the device's random generator, in the first step under tensor parallelism."""
+        if not self._passing.looks or self.plan.tensor_parallel == 1:
+            return ""
+        device = _device(self.module)
+        state = (
+            torch.get_rng_state() if device.type == "cpu" else torch.get_device_module(device).get_rng_state()
+        )
+        return hashlib.sha256(bytes(state.tolist())).hexdigest()
+
+    def _drew_apart(self, before: str) -> bool:
+        """Whether the forward drew random numbers (dropout), and others on other ranks of tensor parallelism. Collective."""
+        if not before:
+            return False
+        told: list[str] = [""] * self.plan.tensor_parallel
+        drew = before != self._random_state()
+        dist.all_gather_object(told, before if drew else "", group=self.mesh["tp"].get_group())
+        return len(set(told)) > 1
+
+    def _compare_cuts(self, drew_apart: bool) -> None:
         """Note [A model cut to one stage]. Collective in the first step."""
         passing = self._passing
         passing.looks, cuts, passing.cuts = False, passing.cuts, None
@@ -114,13 +136,19 @@ class Pipeline:
         told: Any = [None] * len(self.plan.stages)
         seen = (cuts.cut, cuts.grouped) if cuts is not None else (set(), set())
         group = self.mesh["pp"].get_group()
-        dist.all_gather_object(told, (passing.entered, passing.left, *seen), group=group)
-        if names := sorted(set[str]().union(*(cut for _, _, cut, _ in told))):
+        dist.all_gather_object(told, (passing.entered, passing.left, *seen, drew_apart), group=group)
+        if any(apart for *_, apart in told):
+            raise ShardingError(
+                "forward draws random numbers (dropout), and the ranks of a tensor-parallel group drew others: what they "
+                "all hold whole would differ, and be trained apart. Seed them alike before the first step, "
+                "torch.manual_seed(seed + pipeline.mesh['dp'].get_local_rank())"
+            )
+        if names := sorted(set[str]().union(*(cut for _, _, cut, *_ in told))):
             raise ShardingError(
                 f"{names[0]!r} is divided over tensor parallelism by its outputs (colwise), and {CUT} Give each its own "
                 f"nn.Linear, or leave {names[0]!r} out of tp_plan"
             )
-        if names := sorted(set[str]().union(*(grouped for *_, grouped in told))):
+        if names := sorted(set[str]().union(*(grouped for *_, grouped, _ in told))):
             raise ShardingError(
                 f"{names[0]!r} is divided over tensor parallelism by its outputs (colwise), and the model's forward views "
                 "its output in as many groups (heads) as in one process, so each has a part of its outputs alone, and the "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any
 
@@ -287,6 +288,27 @@ class Gated(Block):
     def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         gate, value = self.up(self.norm(x)).chunk(2, dim=-1)
         return x + self.down(torch.tanh(gate) * value)
+
+
+class Dropped(Block):
+    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        return nn.functional.dropout(super().forward(x, bias), 0.5, self.training)
+
+
+def drawn(me: Member) -> None:
+    """Dropout of what all ranks of tensor parallelism hold."""
+    model = Of(Dropped)
+    plan = plan_for(model, 2, 1, me.world)
+    tokens, targets = batch(0)
+    for apart in (False, True):
+        pipe = osdp.parallelize(model := Of(Dropped), plan, loss_of)
+        torch.manual_seed(7 + (me.rank if apart else 0))
+        with pytest.raises(osdp.ShardingError, match="drew others") if apart else contextlib.nullcontext():
+            pipe.step(tokens[:4], target=targets[:4])
+
+
+def test_ranks_that_share_operators_draw_the_same(ranks):
+    ranks(drawn, world=4)
 
 
 class Headed(Block):

@@ -19,18 +19,22 @@ def forget_compiled_graphs() -> None:
     torch._dynamo.reset()
 
 
-def arguments(split: str, with_bias: bool, trains: bool = True) -> tuple[object, ...]:
+def arguments(
+    split: str, with_bias: bool, trains: bool = True, transposed: bool = False
+) -> tuple[object, ...]:
     torch.manual_seed(0)
     x = torch.randn(2, 3, IN, requires_grad=trains)
-    weight = stacked(torch.randn(OUT, IN), G, split).requires_grad_(trains)
+    stored = torch.randn(*((IN, OUT) if transposed else (OUT, IN)))
+    weight = stacked(stored, G, split, transposed).requires_grad_(trains)
     bias = torch.randn(OUT, requires_grad=trains) if with_bias else None
-    return (x, weight, bias, OUT, IN, G, SPLITS[split], 0)
+    return (x, weight, bias, OUT, IN, G, SPLITS[split], transposed, 0)
 
 
-@pytest.mark.parametrize("with_bias", (True, False))
+@pytest.mark.parametrize("transposed", (True, False))
 @pytest.mark.parametrize("split", ("out", "in"))
-def test_opcheck_forward(split: str, with_bias: bool) -> None:
-    torch.library.opcheck(torch.ops.osdp.split_linear.default, arguments(split, with_bias))
+def test_opcheck_forward(split: str, transposed: bool) -> None:
+    given = arguments(split, with_bias=not transposed, transposed=transposed)
+    torch.library.opcheck(torch.ops.osdp.split_linear.default, given)
 
 
 @pytest.mark.parametrize("mask", ([True, True, True], [True, False, False], [False, True, True]))
@@ -69,7 +73,7 @@ class SplitLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = torch.ops.osdp.split_linear(
-            x, self.weight, self.bias, OUT, IN, G, SPLITS[self.split], self.source
+            x, self.weight, self.bias, OUT, IN, G, SPLITS[self.split], False, self.source
         )
         return torch.nn.functional.gelu(y)
 

@@ -67,6 +67,7 @@ NOTHING = {
         "hardware.world_size",
     ),
     "not part of the model of memory and time": ("description.sample_batch",),
+    "`osdp.parallelize` refuses column-wise linears by it": ("description.operators[].output_cut",),
     "for a person; what is counted follows from the shapes": ("description.operators[].parameter_bytes",),
 }
 RING = Protocol("ring", "LL", 1e-6, 1e-7, 2e-6, 0.5, 1e10)
@@ -88,6 +89,7 @@ INPUTS = (
     "description.operators[].split_shape[]",
     "description.operators[].look_ups[]",
     "description.operators[].transposed",
+    "description.operators[].output_groups",
     "description.operators[].buffer_bytes",
     "description.operators[].saved_bytes_per_sample",
     "description.operators[].saved_bytes_fixed",

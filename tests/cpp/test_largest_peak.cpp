@@ -2,6 +2,8 @@
 // what a search holds against its limit.
 #include "search/simulate/largest_peak.hpp"
 
+#include <algorithm>
+
 #include "check.hpp"
 #include "random_manner.hpp"
 #include "random_model.hpp"
@@ -186,7 +188,7 @@ void retime(Random& dice, Step& s) {
 
 void no_timing_holds_more() {
   Random dice(11);
-  int reached = 0, steps = 0;
+  int reached[] = {0, 0}, steps[] = {0, 0};  // without and with copies, which a peak has for a moment only
   for (int n = 0; n < 400; ++n) {
     const Model model = random_model(dice, 10);
     const Request asked = request(dice);
@@ -217,10 +219,13 @@ void no_timing_holds_more() {
       CHECK(peak <= most);
       seen = std::max(seen, peak);
     }
-    reached += seen == most;
-    ++steps;
+    const bool copies = std::any_of(step.units.begin(), step.units.end(),
+                                    [](const StepUnit& u) { return u.copied_bytes > 0; });
+    reached[copies] += seen == most;
+    ++steps[copies];
   }
-  CHECK(reached > steps * 3 / 4);
+  CHECK(reached[0] > steps[0] * 3 / 4);
+  CHECK(reached[1] > steps[1] / 2);
 }
 
 }  // namespace

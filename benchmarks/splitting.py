@@ -7,7 +7,7 @@ The product is of width h with 4 h outputs (as in a transformer's MLP, and in th
 rest. A small linear layer follows, so that what is measured is gathered again for backward, as in a model (what ends
 forward is not). Measured on CPUs over gloo: the peak of the live heap in steps over what was live before the model was
 made (heap_peak.c), with parameters and optimizer state. Weights of more than --most-mib are predicted alone. Predicted:
-the simulated step of the same plan, on as many ranks, and on 8 RTX TITAN, the paper's machine. --rounds: also times,
+the simulated step of the same plan, on as many ranks of CPUs, and on 8 RTX TITAN, the paper's machine. --rounds: also times,
 medians over rounds in which every g takes one step, the slowest rank's; 0: peaks alone.
 """
 
@@ -80,6 +80,10 @@ def measure(kind: str, width: str, rounds: str) -> dict[str, Any]:
     import osdp
 
     heap = Heap()
+    first, x = made(kind, int(width))  # the buffers and imports of a process's first step are not a plan's
+    first(x).backward()
+    torch.optim.AdamW(first.parameters(), fused=True).step()
+    del first
     peaks: dict[int, float] = {}
     steps = {}
     for g, plan in plans(kind, int(width)).items():
@@ -127,7 +131,12 @@ def slowest(mine: float) -> float:
 
 
 def predicted(kind: str, width: int, ranks: int) -> dict[str, dict[int, float]]:
-    found = {g: p.simulate("rtx-titan-8", world_size=ranks) for g, p in plans(kind, width).items()}
+    import osdp
+
+    hardware = osdp.Hardware.load("rtx-titan-8")
+    if ranks < 8:  # as measured: on CPUs a gradient may be copied while the next one is made
+        hardware = dataclasses.replace(hardware, device="cpu", world_size=ranks)
+    found = {g: p.simulate(hardware, world_size=ranks) for g, p in plans(kind, width).items()}
     return {
         "peak_bytes": {g: t.largest_peak_bytes for g, t in found.items()},
         "median_s": {g: t.step_time_s for g, t in found.items()},

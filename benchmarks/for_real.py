@@ -28,7 +28,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from support.launch import as_rank, run_ranks
+from support.launch import as_rank, run_ranks, slowest
 from support.machine import machine, machine_line
 
 MEMBERS = {"N&D": [192] * 16, "W&S": [768] * 2, "I&C": [192] * 6 + [448] * 3}
@@ -189,16 +189,6 @@ def made(widths: list[int]) -> tuple[Any, list[Any]]:
     torch.manual_seed(0)
     model = Stack()
     return model, list(model.blocks)
-
-
-def slowest(mine: float) -> float:
-    """The largest over all ranks."""
-    import torch
-    import torch.distributed as dist
-
-    value = torch.tensor(mine, dtype=torch.float64)
-    dist.all_reduce(value, dist.ReduceOp.MAX)
-    return value.item()
 
 
 def modes_of(plan: Any) -> dict[str, int]:

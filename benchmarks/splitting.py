@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from support.launch import as_rank, run_ranks
+from support.launch import as_rank, run_ranks, slowest
 from support.machine import machine
 
 WIDTHS, NUMBERS = (768, 1024, 4096, 8192, 12288), (1, 2, 4, 6, 8, 16)
@@ -120,16 +120,6 @@ def measure(kind: str, width: str, rounds: str) -> dict[str, Any]:
     return {"peak_bytes": peaks, "median_s": {g: median(t) for g, t in times.items()}}
 
 
-def slowest(mine: float) -> float:
-    """The largest over all ranks."""
-    import torch
-    import torch.distributed as dist
-
-    value = torch.tensor(mine, dtype=torch.float64)
-    dist.all_reduce(value, dist.ReduceOp.MAX)
-    return value.item()
-
-
 def predicted(kind: str, width: int, ranks: int) -> dict[str, dict[int, float]]:
     import osdp
 
@@ -182,9 +172,7 @@ def without_state(row: dict[str, Any]) -> list[str]:
             state = 3 * row["weight_bytes"] / int(ranks)
             peaks = {g: v - state for g, v in found["peak_bytes"].items()}
             less[what][ranks] = {"peak_bytes": peaks}
-    return _lines(
-        {**less, "width": row["width"]}, "peak_bytes", 1 / row["weight_bytes"], "{:.2f}", papers=False
-    )
+    return _lines(less, "peak_bytes", 1 / row["weight_bytes"], "{:.2f}", papers=False)
 
 
 def times_by_slices(row: dict[str, Any]) -> list[str]:

@@ -26,7 +26,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from support.launch import as_rank, run_ranks
+from support.launch import as_rank, run_ranks, slowest
 from support.machine import machine, machine_line
 from support.wire import link_seconds
 
@@ -102,16 +102,6 @@ def measure(rounds: str, profile_seconds: str, hosts: str, *only: str) -> dict[s
         }
         for name in names
     }
-
-
-def slowest(mine: float) -> float:
-    """The largest over all ranks."""
-    import torch
-    import torch.distributed as dist
-
-    value = torch.tensor(mine, dtype=torch.float64)
-    dist.all_reduce(value, dist.ReduceOp.MAX)
-    return value.item()
 
 
 def searched_plans(osdp: Any, description: Any, hardware: Any, batch_size: int) -> dict[str, Any]:

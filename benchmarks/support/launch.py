@@ -71,6 +71,16 @@ def run_ranks(
         return json.loads(answer.read_text())
 
 
+def slowest(mine: float) -> float:
+    """The largest over all ranks. Collective."""
+    import torch
+    import torch.distributed as dist
+
+    value = torch.tensor(mine, dtype=torch.float64)
+    dist.all_reduce(value, dist.ReduceOp.MAX)
+    return value.item()
+
+
 def as_rank(job: Callable[..., Any], *, patience: float = 100) -> bool:
     """In a rank: runs `job` within a gloo process group, with one thread, and hands its result back; else False.
     `patience`: seconds that ranks wait for one another."""

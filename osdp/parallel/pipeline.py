@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from osdp.errors import InvalidProblemError, ShardingError
 from osdp.parallel.ending import end_of_pipeline
 from osdp.parallel.stage_module import INPUT, Crossing, Passing
-from osdp.parallel.tensor_styles import CUT
+from osdp.parallel.tensor_styles import why_not_cut
 from osdp.plan.parallel_plan import ParallelPlan
 
 
@@ -144,10 +144,7 @@ class Pipeline:
                 "torch.manual_seed(seed + pipeline.mesh['dp'].get_local_rank())"
             )
         if names := sorted(set[str]().union(*(cut for _, _, cut, *_ in told))):
-            raise ShardingError(
-                f"{names[0]!r} is divided over tensor parallelism by its outputs (colwise), and {CUT} Give each its own "
-                f"nn.Linear, or leave {names[0]!r} out of tp_plan"
-            )
+            raise ShardingError(why_not_cut(names[0]))
         if names := sorted(set[str]().union(*(grouped for *_, grouped, _ in told))):
             raise ShardingError(
                 f"{names[0]!r} is divided over tensor parallelism by its outputs (colwise), and the model's forward views "

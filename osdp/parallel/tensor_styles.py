@@ -14,10 +14,14 @@ from osdp.description.model_description import ModelDescription
 from osdp.errors import InvalidProblemError
 from osdp.planning.degrees.styles import matching, plan_of, styles_of
 
-CUT = (
-    "the model's forward cuts its output in parts, as a fused projection's of queries, keys and values: a rank's part of "
-    "the output is not a part of each of them, so the loss is not one process's."
-)
+
+def why_not_cut(name: str) -> str:
+    """Why a column-wise linear whose outputs forward cuts in parts cannot be divided, and what to do."""
+    return (
+        f"{name!r} is divided over tensor parallelism by its outputs (colwise), and the model's forward cuts its output in "
+        "parts, as a fused projection's of queries, keys and values: a rank's part of the output is not a part of each of "
+        f"them, so the loss is not one process's. Give each its own nn.Linear, or leave {name!r} out of tp_plan"
+    )
 
 
 def check_styles(
@@ -28,10 +32,7 @@ def check_styles(
     styles = styles_of(description, plan)
     for o in description.operators:
         if o.output_cut and styles.get(o.name) == "colwise":
-            raise InvalidProblemError(
-                f"{o.name!r} is divided over tensor parallelism by its outputs (colwise), and {CUT} Give each its own "
-                f"nn.Linear, or leave {o.name!r} out of tp_plan"
-            )
+            raise InvalidProblemError(why_not_cut(o.name))
     if given is not None:
         if plan_of(given, model) != dict(plan):
             raise InvalidProblemError(

@@ -61,6 +61,13 @@ def parallelize(
         raise ProcessGroupError(
             "osdp.parallelize needs a process group: call torch.distributed.init_process_group first"
         )
+    # Before anything is exchanged: a script that calls this on the plan's ranks alone would wait for the others.
+    if isinstance(plan, ParallelPlan) and plan.world_size != dist.get_world_size():
+        raise PlanMismatchError(
+            f"the plan is for {plan.world_size} ranks ({plan.tensor_parallel} x {plan.pipeline_parallel} x "
+            f"{plan.data_parallel}), and there are {dist.get_world_size()}, all of which call osdp.parallelize: search again "
+            f"with world_size={dist.get_world_size()}"
+        )
     together = Together(None, "osdp.parallelize")
     owners = together.do("checking the plan", lambda: _checked(model, plan, loss_fn, tp_plan, options))
     check_values(model, plan, options, together)
@@ -112,11 +119,6 @@ def _checked(
         raise InvalidProblemError(
             f"osdp.parallelize has no option {unknown[0]}=: it takes those of osdp.fully_shard with a plan, but for groups "
             "and meshes, which it makes itself"
-        )
-    if plan.world_size != dist.get_world_size():
-        raise PlanMismatchError(
-            f"the plan is for {plan.world_size} ranks ({plan.tensor_parallel} x {plan.pipeline_parallel} x "
-            f"{plan.data_parallel}), and there are {dist.get_world_size()}"
         )
     owners = Owners(model, plan)
     check_entries(model, owners, _entries(plan))

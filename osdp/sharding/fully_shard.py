@@ -41,7 +41,13 @@ from osdp.sharding.parameter_meshes import make_meshes
 from osdp.sharding.parameter_settings import apply_settings
 from osdp.sharding.planned_batch import watch_batch
 from osdp.sharding.recomputation import RecomputedBlock
-from osdp.sharding.refusals import check_plan_and_model, need_backend_memory, need_process_group, usable_group
+from osdp.sharding.refusals import (
+    check_plan_and_model,
+    check_ranks,
+    need_backend_memory,
+    need_process_group,
+    usable_group,
+)
 from osdp.sharding.resharding import Resharding
 from osdp.sharding.rollback import AsItWas
 from osdp.sharding.sharded_model import Sharded, joined, register, sliced_modules, splits_of, unregister
@@ -118,6 +124,7 @@ def fully_shard(
     need_process_group()
     given, grid = model_ranks(process_group, device_mesh)
     group = usable_group(given)
+    check_ranks(plan, group)
     with LocalParts(model):
         return _fully_shard(
             model,

@@ -71,6 +71,17 @@ def usable_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     return group
 
 
+def check_ranks(plan: object, group: dist.ProcessGroup) -> None:
+    """Raises PlanMismatchError for a plan that is for another number of ranks than `group` has. Before anything is exchanged:
+    a script may have called fully_shard on the plan's ranks alone, and would wait for the others until the timeout."""
+    wanted, there = getattr(plan, "world_size", None), dist.get_world_size(group)
+    if wanted not in (None, there):
+        raise PlanMismatchError(
+            f"the plan was made for {wanted} ranks, but the process group has {there}: search again with "
+            f"world_size={there}, or pass a process group of {wanted} ranks"
+        )
+
+
 def check_plan_and_model(
     model: nn.Module, plan: Plan, world_size: int, moves: bool = False, handed_over: Collection[int] = ()
 ) -> None:
@@ -84,11 +95,6 @@ def check_plan_and_model(
     validate(plan)
     refuse_twice(model)
     _refuse_shards(model)
-    if plan.world_size not in (None, world_size):
-        raise PlanMismatchError(
-            f"the plan was made for {plan.world_size} ranks, but the process group has {world_size}: "
-            f"search again with world_size={world_size}"
-        )
     compiled_modules(model)  # may raise
     refuse_others(model)
     _refuse_overlapping(model, handed_over)

@@ -237,6 +237,22 @@ def refusals(me: Member) -> None:
         osdp.parallelize(net(), plan, loss_of)
 
 
+def called_by_some(me: Member) -> None:
+    """The other ranks of the job never come: waiting for them would last until the process group's timeout."""
+    model = net()
+    with pytest.raises(osdp.PlanMismatchError, match=r"for 2 ranks \(1 x 2 x 1\), and there are 4"):
+        osdp.parallelize(model, plan_for(model, 1, 2, me.world), loss_of)
+    plan = dataclasses.replace(osdp.Plan.uniform(osdp.describe(model, batch(0)[0]), "NO_SHARD"), world_size=2)
+    with pytest.raises(osdp.PlanMismatchError, match="for 2 ranks, but the process group has 4"):
+        osdp.fully_shard(model, plan)
+    osdp.fully_shard(model, plan, me.group)
+
+
+@pytest.mark.outcome("`parallelize` or `fully_shard` on the plan's ranks alone, in a larger job", osdp.PlanMismatchError)
+def test_a_plan_for_fewer_ranks_than_there_are(ranks):
+    ranks(called_by_some, world=2, timeout_s=30)
+
+
 def without_first(plan: osdp.ParallelPlan) -> osdp.ParallelPlan:
     last = dataclasses.replace(plan.stages[1], modules=("blocks", *plan.stages[1].modules[1:]))
     return dataclasses.replace(plan, stages=(plan.stages[0], last))

@@ -62,11 +62,12 @@ def parallelize(
             "osdp.parallelize needs a process group: call torch.distributed.init_process_group first"
         )
     # Before anything is exchanged: a script that calls this on the plan's ranks alone would wait for the others.
-    if isinstance(plan, ParallelPlan) and plan.world_size != dist.get_world_size():
+    there = dist.get_world_size()
+    if isinstance(plan, ParallelPlan) and plan.world_size != there:
         raise PlanMismatchError(
             f"the plan is for {plan.world_size} ranks ({plan.tensor_parallel} x {plan.pipeline_parallel} x "
-            f"{plan.data_parallel}), and there are {dist.get_world_size()}, all of which call osdp.parallelize: search again "
-            f"with world_size={dist.get_world_size()}"
+            f"{plan.data_parallel}), and there are {there}, all of which call osdp.parallelize: search again with "
+            f"world_size={there}"
         )
     together = Together(None, "osdp.parallelize")
     owners = together.do("checking the plan", lambda: _checked(model, plan, loss_fn, tp_plan, options))

@@ -26,7 +26,9 @@ from osdp.plan.plan import Plan
 from osdp.ranks.process_groups import group_of_ranks
 from osdp.ranks.rank_group import Together
 
-RANKS_PER_HOST = "OSDP_RANKS_PER_HOST"  # environment variable that replaces the comparison of host names
+# Environment variable that replaces the comparison of host names: so many consecutive ranks of the job share a host. Of a
+# model's ranks, beside tensor and pipeline parallelism, fewer do.
+RANKS_PER_HOST = "OSDP_RANKS_PER_HOST"
 
 GroupLike = dist.ProcessGroup | tuple[dist.ProcessGroup, dist.ProcessGroup] | DeviceMesh
 
@@ -72,8 +74,8 @@ def agreed_grid(
     """The grid for the HYBRID_SHARD operators of `plan`, the same on every rank; None if it has none.
     Collective.
 
-    `given`: from the caller's mesh or groups. Otherwise each host is a line: `ranks_per_host` (or
-    OSDP_RANKS_PER_HOST) consecutive ranks, or those with the same host name, boot and network namespace. With
+    `given`: from the caller's mesh or groups. Otherwise each host is a line: `ranks_per_host` consecutive ranks, those of
+    OSDP_RANKS_PER_HOST consecutive ranks of the job, or those with the same host name, boot and network namespace. With
     one host there is one line, which is equivalent to FULL_SHARD.
 
     Raises, on all ranks: DisagreementError if ranks have different arguments, ProcessGroupError if hosts have
@@ -94,7 +96,8 @@ def agreed_grid(
 
 def given_or_found(together: Together, given: RankGrid | None, ranks_per_host: int | None) -> RankGrid:
     """Like `agreed_grid`, without a plan."""
-    told = (given, _ranks_per_host(ranks_per_host))
+    variable = os.environ.get(RANKS_PER_HOST, "").strip() if ranks_per_host is None else ""
+    told = (given, variable or ranks_per_host)
     answers = together.all((told, _host()))
     for rank, (theirs, _) in enumerate(answers):
         if theirs != answers[0][0]:
@@ -104,21 +107,22 @@ def given_or_found(together: Together, given: RankGrid | None, ranks_per_host: i
             )
     if given is not None:
         return given
-    if told[1] is not None:
-        return _consecutive(together.world_size, told[1])
+    if variable:
+        return _of_the_job(together, variable)
+    if ranks_per_host is not None:
+        return _consecutive(together.world_size, ranks_per_host)
     return _by_host([host for _, host in answers])
 
 
-def _ranks_per_host(argument: int | None) -> int | str | None:
-    """The argument or the environment's number; text if the environment variable is no number, so that all
-    ranks can raise together."""
-    if argument is not None:
-        return argument
-    text = os.environ.get(RANKS_PER_HOST, "").strip()
-    return int(text) if text.isdigit() else text or None
+def _of_the_job(together: Together, variable: str) -> RankGrid:
+    if not variable.isdigit() or int(variable) < 1:
+        raise InvalidProblemError(f"{RANKS_PER_HOST} must be a positive integer, got {variable!r}")
+    assert together.group is not None
+    ranks = dist.get_process_group_ranks(together.group)
+    return _by_host([(f"host {rank // int(variable)}", "") for rank in ranks])
 
 
-def _consecutive(ranks: int, size: int | str) -> RankGrid:
+def _consecutive(ranks: int, size: int) -> RankGrid:
     if isinstance(size, bool) or not isinstance(size, int) or size < 1 or ranks % size:
         raise InvalidProblemError(
             f"ranks_per_host must be an integer that divides the {ranks} ranks, got {size!r}"

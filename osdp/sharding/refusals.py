@@ -72,8 +72,8 @@ def usable_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
 
 
 def check_ranks(plan: object, group: dist.ProcessGroup) -> None:
-    """Raises PlanMismatchError for a plan that is for another number of ranks than `group` has. Before anything is exchanged:
-    a script may have called fully_shard on the plan's ranks alone, and would wait for the others until the timeout."""
+    """Raises PlanMismatchError for a plan that is for another number of ranks than `group` has. Called before anything is
+    exchanged: a script that shards on the plan's ranks alone would wait for the others until the timeout."""
     wanted, there = getattr(plan, "world_size", None), dist.get_world_size(group)
     if wanted not in (None, there):
         raise PlanMismatchError(

@@ -17,7 +17,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import ShardingStrategy
 
 import osdp
-from osdp.sharding.hybrid_mesh import RankGrid
+from osdp.ranks.process_groups import group_of_ranks
+from osdp.ranks.rank_group import Together
+from osdp.sharding.hybrid_mesh import RankGrid, given_or_found
 from osdp.sharding.sharded_model import runtime_of
 
 
@@ -142,6 +144,15 @@ def told_by_the_environment(me: Member) -> None:
         patch.setenv("OSDP_RANKS_PER_HOST", "2")
         assert grid_of(Pair(me, WORKLOAD, mixed)) == ((0, 1), (2, 3))
         assert grid_of(Pair(me, WORKLOAD, mixed, ranks_per_host=1)) == ((0,), (1,), (2,), (3,))
+        # Beside tensor parallelism of 2 over neighbours a host has one rank of each model: 0 and 2, of two hosts.
+        over = together_of([me.rank % 2, me.rank % 2 + 2])
+        assert given_or_found(over, None, None).lines == ((0,), (1,))
+        patch.setenv("OSDP_RANKS_PER_HOST", "4")
+        assert given_or_found(over, None, None).lines == ((0, 1),)
+
+
+def together_of(ranks: list[int]) -> Together:
+    return Together(group_of_ranks(ranks), "the test")
 
 
 def test_hosts_told_by_the_environment(ranks):

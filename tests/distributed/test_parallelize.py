@@ -248,7 +248,9 @@ def called_by_some(me: Member) -> None:
     osdp.fully_shard(model, plan, me.group)
 
 
-@pytest.mark.outcome("`parallelize` or `fully_shard` on the plan's ranks alone, in a larger job", osdp.PlanMismatchError)
+@pytest.mark.outcome(
+    "`parallelize` or `fully_shard` on the plan's ranks alone, in a larger job", osdp.PlanMismatchError
+)
 def test_a_plan_for_fewer_ranks_than_there_are(ranks):
     ranks(called_by_some, world=2, timeout_s=30)
 

@@ -82,8 +82,9 @@ class Pipeline:
             raise ending from error
         if self._passing.looks:
             self._compare_cuts(self._drew_apart(random))
-        here = torch.stack([loss.detach() for loss in losses]).mean() if losses else None
-        value = torch.zeros((), device=_device(self.module)) if here is None else here.float()
+        # In float32 at least: a mean of losses in bf16 would be rounded to its 8 bits.
+        here = torch.stack([loss.detach().float() for loss in losses]).mean() if losses else None
+        value = torch.zeros((), device=_device(self.module)) if here is None else here
         dist.all_reduce(value)
         return value / (self.plan.data_parallel * self.plan.tensor_parallel)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 import osdp
+from osdp.ranks.process_groups import group_of_ranks
 
 WIDTH, INNER, WORDS, LENGTH, LAYERS, SAMPLES = 8, 16, 24, 6, 4, 8
 STYLES = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}
@@ -146,6 +148,35 @@ def with_options(me: Member) -> None:
 
 def test_modes_and_options_of_fully_shard(ranks):
     ranks(with_options, world=4)
+
+
+def in_bf16(me: Member) -> None:
+    """Stages do what one process does with the same micro-batches, so nothing is rounded otherwise."""
+    torch.manual_seed(0)
+    model = Net()
+    whole, alone = copy.deepcopy(model), group_of_ranks([me.rank])
+    plan = me.once(lambda: plan_for(model, 1, 4, me.world, precision="bf16", batch_size=2))
+    uniform = osdp.Plan.uniform(osdp.describe(whole, batch(0)[0]), "NO_SHARD")
+    osdp.fully_shard(whole, dataclasses.replace(uniform, precision="bf16"), alone)
+    pipe = osdp.parallelize(model, plan, loss_of)
+    optimizers = [torch.optim.SGD(p, lr=0.5) for p in (pipe.parameters(), whole.parameters())]
+    for step in range(2):
+        tokens, targets = batch(step)
+        losses = []
+        for some, wanted in zip(tokens.split(2), targets.split(2), strict=True):
+            losses.append(loss_of(whole(some), wanted))
+            (losses[-1] / 4).backward()
+        found = pipe.step(tokens, target=targets)
+        assert losses[0].dtype == torch.bfloat16 and found == torch.stack(losses).float().mean()
+        for optimizer in optimizers:
+            optimizer.step(), optimizer.zero_grad()
+    all_of_it = whole.state_dict()
+    for name, value in pipe.module.state_dict().items():
+        assert value.dtype == torch.float32 and torch.equal(value, all_of_it[name]), name
+
+
+def test_mixed_precision_is_one_processs_bit_for_bit(ranks):
+    ranks(in_bf16, world=4)
 
 
 class Tied(Net):

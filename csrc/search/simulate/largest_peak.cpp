@@ -51,10 +51,17 @@ class OpenTasks {
   int64_t sum_ = 0, most_ = 0;  // of open_
 };
 
+// When backward requests a unit whose module is called several times: see Note [Peaks of every timing].
+enum class Repeated { AtFirstCall, AtBegin };
+
 class Walker {
  public:
-  Walker(const Step& step, const Program& program)
-      : step_(step), program_(program), rules_(step, program_), units_(step.units.size()) {
+  Walker(const Step& step, const Program& program, Repeated repeated)
+      : step_(step),
+        program_(program),
+        repeated_(repeated),
+        rules_(step, program_),
+        units_(step.units.size()) {
     hold(step.held_bytes);
     for (const StepOperator& o : step.operators) hold(o.resident_bytes);
   }
@@ -78,7 +85,7 @@ class Walker {
     const bool passes = (i.phase == StepPhase::Forward) != (phase_ == StepPhase::Forward);
     if (passes) give_back();
     phase_ = i.phase;
-    if (passes && phase_ != StepPhase::Forward) use_repeated();
+    if (passes && phase_ != StepPhase::Forward && repeated_ == Repeated::AtBegin) use_repeated();
     switch (i.kind) {
       case Kind::Compute:
         return;
@@ -204,6 +211,7 @@ class Walker {
 
   const Step& step_;
   const Program& program_;
+  const Repeated repeated_;
   const RuntimeRules rules_;
   std::vector<Unit> units_;
   OpenTasks main_, beside_;
@@ -225,12 +233,18 @@ LargestPeak::LargestPeak(const Step& step) : step_(step), after_use_(make_progra
   const bool either = std::any_of(step.operators.begin(), step.operators.end(), [&](const StepOperator& o) {
     return o.block >= 0 && step.blocks[o.block].bare_end;
   });
+  repeats_ = std::any_of(step.units.begin(), step.units.end(),
+                         [](const StepUnit& u) { return u.repeats > 1 && !u.slice; });
   if (either) before_use_ = make_program(step, Recomputation::BeforeUse);
 }
 
 int64_t LargestPeak::find() const {
-  const int64_t peak = Walker(step_, after_use_).walk();
-  return before_use_ ? std::max(peak, Walker(step_, *before_use_).walk()) : peak;
+  const auto of = [&](const Program& program) {
+    const int64_t peak = Walker(step_, program, Repeated::AtFirstCall).walk();
+    return repeats_ ? std::max(peak, Walker(step_, program, Repeated::AtBegin).walk()) : peak;
+  };
+  const int64_t peak = of(after_use_);
+  return before_use_ ? std::max(peak, of(*before_use_)) : peak;
 }
 
 }  // namespace osdp::search

@@ -10,8 +10,10 @@
 // begins, or what ends such a wait. Blocks may be recomputed before or after the unit of their last operator
 // is requested (Note [What triggers a recomputation] in simulate/step_program.hpp).
 //   The program has all calls of a module at its first one's position, but its backward begins with the last
-// call, wherever that is, and its unit stays gathered until the backward of the first. So it is counted from
-// the begin of backward on; and nothing is gathered at the first call, which would wait for reductions.
+// call, wherever that is, and its unit stays gathered until the backward of the first. So both ends are
+// walked: it is gathered at the begin of backward, and nothing at the first call, which would wait for
+// reductions; or at the first call, and until then more gradients may leave, which share a budget with what
+// is gathered.
 #pragma once
 
 #include <optional>
@@ -31,6 +33,7 @@ class LargestPeak {
   const Step& step_;
   const Program after_use_;
   std::optional<Program> before_use_;  // where a block may be recomputed then
+  bool repeats_ = false;               // a unit of a module that is called several times
 };
 
 inline int64_t largest_peak(const Step& step) { return LargestPeak(step).find(); }

@@ -189,12 +189,15 @@ test-wheel: build  ## build a wheel, install it into a bare environment, and tra
 	  "$(CURDIR)/tools/first_step.py" .
 
 PYTHONS ?= 3.12 3.13 3.14
+# On Linux the package index has the CUDA build alone, several GB: torch's own index has the CPU build of each.
+CPU_TORCH ?= https://download.pytorch.org/whl/cpu
 .PHONY: test-pythons
 test-pythons:  ## build and test with other versions of Python (PYTHONS=3.12), which CI does not wait for (10 minutes each)
 	@for version in $(PYTHONS); do \
 	  python$$version -c '' 2>/dev/null || { echo "== python$$version is not here"; continue; }; \
 	  env=build/python-$$version; echo "== Python $$version ($$env)"; rm -rf $$env; python$$version -m venv $$env; \
-	  $$env/bin/python -m pip install --quiet --disable-pip-version-check '$(TORCH)'; \
+	  $$env/bin/python -m pip install --quiet --disable-pip-version-check --retries 0 --extra-index-url $(CPU_TORCH) '$(TORCH)+cpu' 2>/dev/null \
+	    || $$env/bin/python -m pip install --quiet --disable-pip-version-check '$(TORCH)'; \
 	  $$env/bin/python -m pip install --quiet --disable-pip-version-check '.[test]'; $$env/bin/python -m pip check; \
 	  (cd $$env && OMP_NUM_THREADS=1 timeout 300 bin/python -m torch.distributed.run --standalone --nproc-per-node 2 \
 	    "$(CURDIR)/tools/first_step.py" .) || exit 1; \

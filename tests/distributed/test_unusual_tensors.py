@@ -3,6 +3,7 @@ refused by name before anything is sent."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -157,10 +158,11 @@ def in_float64() -> Iterator[None]:
         torch.set_default_dtype(torch.float32)
 
 
-def by_plan(mode: str) -> Callable[..., nn.Module]:
-    return lambda model, me, x: osdp.fully_shard(
-        model, osdp.Plan.uniform(osdp.describe(model, x), mode), me.group
-    )
+MODES = ("FULL_SHARD", "NO_SHARD", "SHARD_GRAD_OP")
+
+
+def by_plan(model: nn.Module, me: Member, x: Tensor, mode: str = "FULL_SHARD") -> nn.Module:
+    return osdp.fully_shard(model, osdp.Plan.uniform(osdp.describe(model, x), mode), me.group)
 
 
 def by_class(model: nn.Module, me: Member, x: Tensor) -> nn.Module:
@@ -173,8 +175,7 @@ def by_block(model: nn.Module, me: Member, x: Tensor) -> nn.Module:
     return model
 
 
-WAYS = {mode: by_plan(mode) for mode in ("FULL_SHARD", "NO_SHARD", "SHARD_GRAD_OP")}
-WAYS |= {"class": by_class, "blocks": by_block}
+WAYS = {"plan": by_plan, "class": by_class, "blocks": by_block}
 
 
 def built(kind: str, seed: int) -> nn.Module:
@@ -184,8 +185,18 @@ def built(kind: str, seed: int) -> nn.Module:
 
 
 def train(me: Member, kind: str, way: str, x: Tensor) -> None:
+    if way != "plan":
+        return compare(me, kind, x, WAYS[way](built(kind, 3 + me.rank), me, me.part(x)))
+    description = me.once(lambda: osdp.describe(built(kind, 3), me.part(x)))
+    for mode in MODES:
+        if mode == "NO_SHARD" or kind not in ALIASES:
+            plan = osdp.Plan.uniform(description, mode)
+            with naming(mode):
+                compare(me, kind, x, osdp.fully_shard(built(kind, 3 + me.rank), plan, me.group))
+
+
+def compare(me: Member, kind: str, x: Tensor, sharded: nn.Module) -> None:
     whole = built(kind, 3)
-    sharded = WAYS[way](built(kind, 3 + me.rank), me, me.part(x))
     optimizers = [
         torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, momentum=0.5)
         for model in (whole, sharded)
@@ -205,12 +216,16 @@ def train(me: Member, kind: str, way: str, x: Tensor) -> None:
 def each_kind(me: Member, way: str) -> None:
     torch.manual_seed(5)
     x = torch.randn(4 * me.world, 6, dtype=torch.float64)
-    for kind in (*EQUAL, *(ALIASES if way == "NO_SHARD" else ())):
+    for kind in (*EQUAL, *(ALIASES if way == "plan" else ())):
         with naming(kind):
             train(me, kind, way, x)
-    for kind in (*REFUSED, *(ALIASES if way != "NO_SHARD" else ())):
-        with naming(kind), pytest.raises(osdp.ShardingError, match=MESSAGES[kind]):
-            WAYS[way](built(kind, 3), me, me.part(x))
+    modes = MODES if way == "plan" else (None,)
+    for kind, mode in itertools.product((*REFUSED, *ALIASES), modes):
+        if kind in ALIASES and mode == "NO_SHARD":
+            continue
+        given = (me, me.part(x), *([mode] if mode else []))
+        with naming(f"{kind}, {mode}"), pytest.raises(osdp.ShardingError, match=MESSAGES[kind]):
+            WAYS[way](built(kind, 3), *given)
     train(me, EQUAL[0], way, x)  # nothing was sent
 
 

@@ -13,6 +13,7 @@ measured again, and a family that fails is reported and left out.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import statistics
@@ -183,25 +184,20 @@ def main() -> int:
     given = parser.parse_args()
     found: dict[str, Any] = json.loads(given.json.read_text()) if given.json and given.json.exists() else {}
 
-    def run(family: str, manners: list[str]) -> bool:
+    # One manner at a time, so that what has been measured is kept where a later one fails or is out of time.
+    for family, manner in itertools.product(given.families, given.manners):
+        if manner in found.get(family, {}):
+            continue
+        arguments = [family, str(given.plans), manner]
         try:
-            rows = run_ranks(
-                __file__, [family, str(given.plans), *manners], 2, seconds=1800, environment=KEPT
-            )
+            rows = run_ranks(__file__, arguments, 2, seconds=1800, environment=KEPT)
         except RuntimeError as error:
-            print(f"{family}, {', '.join(manners)}: {error}", flush=True)
-            return False
+            print(f"{family}, {manner}: {error}", flush=True)
+            continue
         found.setdefault(family, {}).update(rows)
         if given.json:
             save_text(given.json, json.dumps(found, indent=1) + "\n")
         show({family: rows})
-        return True
-
-    for family in given.families:
-        missing = [m for m in given.manners if m not in found.get(family, {})]
-        if missing and not run(family, missing) and len(missing) > 1:
-            for manner in missing:
-                run(family, [manner])
     show(found)
     return 0
 

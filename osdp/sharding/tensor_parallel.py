@@ -24,7 +24,7 @@ from osdp import _C
 from osdp.base.tensor_parallel import Layout, layout_of, set_layout, under_fsdp2
 from osdp.description.tensor_subclasses import why_unsupported
 from osdp.errors import ShardingError
-from osdp.sharding.compile_hooks import compiled_modules
+from osdp.sharding.torch_patches.compiled_inputs import install_inputs_in_flight
 
 
 class LocalParts:
@@ -103,11 +103,6 @@ def check_layouts(model: nn.Module, group: dist.ProcessGroup) -> None:
                 f"parameter '{name}' is a DTensor over ranks {ranks}, and '{first[0]}' over {first[1]}: parameters of one "
                 "model are divided over one mesh. Shard the part that is divided over another by itself, before the model"
             )
-        if first is None and (compiled := compiled_modules(model)):
-            raise ShardingError(
-                f"module {compiled[0]!r} is compiled, and parameter '{name}' is divided by tensor parallelism: OSDP does "
-                "not support both yet. Leave out torch.compile, or parallelize_module"
-            )
         first = first or (name, ranks)
 
 
@@ -137,6 +132,8 @@ def wrap_parameters(
             wrapper._is_param = True  # isinstance(module.weight, nn.Parameter)
             gradient = _LocalGradient(layout)
             given.append((index[name], inner, wrapper, layout.placements, gradient, homes[id(parameter)]))
+    if homes:
+        install_inputs_in_flight()
     if given:
         runtime.wrap_parameters(given)
 

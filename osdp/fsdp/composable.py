@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from osdp.errors import InvalidProblemError
+from osdp.errors import InvalidProblemError, ShardingError
 from osdp.fsdp.deferred import Deferred, defer, share_parameters
 from osdp.fsdp.first_forward import wait_for_inputs
 from osdp.fsdp.fsdp_module import as_fsdp_module, parameters_of_unit
@@ -127,6 +127,11 @@ def _refuse(parts: Sequence[nn.Module], mesh_dims: object, placement: Callable[.
     """Raises InvalidProblemError for requests that would be sharded differently than asked."""
     from torch.distributed.tensor import Shard
 
+    if any(type(part).__name__ == "OptimizedModule" for part in parts):
+        raise ShardingError(
+            "fully_shard got what torch.compile(module) returned: another module, around the one that is to be sharded. "
+            "Compile in place, module.compile(), or shard the module and then compile it"
+        )
     if mesh_dims is not None:
         raise InvalidProblemError(
             "dp_mesh_dims is not supported: pass the submesh of these dimensions as mesh="

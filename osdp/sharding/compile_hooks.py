@@ -20,7 +20,6 @@ import torch
 from torch import nn
 
 from osdp.base.compiled_modules import is_compiled, not_a_frame
-from osdp.errors import ShardingError
 
 if TYPE_CHECKING:
     from osdp import _C
@@ -33,18 +32,12 @@ _WHY = (
 
 
 def compiled_modules(model: nn.Module) -> list[str]:
-    """Names of the outermost compiled modules. Raises ShardingError if the model itself is compiled."""
+    """Names of the outermost compiled modules; "" of a model that is compiled itself."""
     found: list[str] = []
     for name, module in model.named_modules():
-        inside = any(name.startswith(f"{outer}.") for outer in found)
+        inside = any(not outer or name.startswith(f"{outer}.") for outer in found)
         if inside or not is_compiled(module):
             continue
-        if name == "":
-            raise ShardingError(
-                f"{type(model).__name__} is compiled as a whole, so all of its parameters would be "
-                "gathered at once: compile its blocks before fully_shard (block.compile()), or the "
-                "model after it"
-            )
         found.append(name)
     return found
 
@@ -52,7 +45,7 @@ def compiled_modules(model: nn.Module) -> list[str]:
 def outside(place: str, compiled: list[str]) -> str:
     """The module at which to gather the parameters that `place` reads: the compiled module that contains it,
     if any."""
-    return next((outer for outer in compiled if f"{place}.".startswith(f"{outer}.")), place)
+    return next((o for o in compiled if not o or f"{place}.".startswith(f"{o}.")), place)
 
 
 def install_call(module: nn.Module, hook: _C.CallHook, cover: Cover | None = None) -> None:

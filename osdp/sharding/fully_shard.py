@@ -169,7 +169,12 @@ def _fully_shard(
         moves = offload or device_id is not None
         check_layouts(model, group)
         check_plan_and_model(
-            model, plan, together.world_size, moves, resharding.without_memory if resharding else ()
+            model,
+            plan,
+            together.world_size,
+            moves,
+            resharding.without_memory if resharding else (),
+            wrapped=resharding is not None,
         )
         if resharding is not None:
             resharding.check_group(group)

@@ -83,10 +83,16 @@ def check_ranks(plan: object, group: dist.ProcessGroup) -> None:
 
 
 def check_plan_and_model(
-    model: nn.Module, plan: Plan, world_size: int, moves: bool = False, handed_over: Collection[int] = ()
+    model: nn.Module,
+    plan: Plan,
+    world_size: int,
+    moves: bool = False,
+    handed_over: Collection[int] = (),
+    wrapped: bool = False,
 ) -> None:
     """`moves`: parameters will be moved to the device of computation, from wherever they are. `handed_over`: ids of
-    those that are sharded already, and have a shape without memory."""
+    those that are sharded already, and have a shape without memory. `wrapped`: by fully_shard without a plan, or the
+    class."""
     if not isinstance(plan, Plan):
         raise InvalidProblemError(
             f"plan must be an osdp.Plan, got a {type(plan).__name__}: make one with osdp.search(...), "
@@ -95,7 +101,13 @@ def check_plan_and_model(
     validate(plan)
     refuse_twice(model)
     _refuse_shards(model)
-    compiled_modules(model)  # may raise
+    # One unit, as fully_shard(block) makes without a plan, is gathered at once by anyone.
+    if "" in compiled_modules(model) and not (wrapped and len(plan.units) <= 1):
+        raise ShardingError(
+            f"{type(model).__name__} is compiled as a whole, so all of its parameters would be "
+            "gathered at once: compile its blocks before fully_shard (block.compile()), or the "
+            "model after it"
+        )
     refuse_others(model)
     _refuse_overlapping(model, handed_over)
     check_same_model(plan, describe(model))

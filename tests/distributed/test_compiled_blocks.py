@@ -6,6 +6,7 @@ import pytest
 import torch
 from harness import Member
 from support.descriptions import describe_once
+from support.pair import naming
 from support.tensor_parallel import TensorPair, mesh_of, net, parallelized, tokens
 from torch._dynamo.utils import counters
 
@@ -42,7 +43,32 @@ def compiled(model: torch.nn.Module) -> None:
 
 @pytest.mark.outcome("`block.compile()` of blocks that `parallelize_module` has divided", "equal")
 @pytest.mark.parametrize(
-    ("world", "when", "how", "sequence"), [(4, "before", "FULL_SHARD", False), (2, "after", "NO_SHARD", True)]
+    ("world", "when", "how", "sequence"),
+    [
+        (2, "before", "FULL_SHARD", False),
+        (2, "after", "NO_SHARD", True),
+        (4, "before", "FSDP2's manner", True),
+    ],
 )
 def test_training_is_one_processs(ranks, world, when, how, sequence):
     ranks(trains, when, how, sequence, world=world)
+
+
+def whole(me: Member) -> None:
+    for how in ("compile()", "torch.compile()", "without a plan"):
+        model = net()
+        given = torch.compile(model, backend="eager") if how == "torch.compile()" else model
+        if given is model:
+            model.compile(backend="eager")
+        parameters = list(model.parameters())
+        plan = osdp.Plan.uniform(describe_once(net(), tokens(0, 2)), "FULL_SHARD")
+        if how == "without a plan":
+            osdp.fully_shard(model.blocks[0], process_group=me.group)
+            parameters = list(model.parameters())
+        with naming(how), pytest.raises(osdp.ShardingError, match=r"compiled as a whole|Compile in place"):
+            osdp.fully_shard(given, *(() if how != "compile()" else (plan,)), process_group=me.group)
+        assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
+
+
+def test_a_model_that_is_compiled_as_a_whole_is_refused(ranks):
+    ranks(whole, world=2)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -11,7 +13,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ def run_ranks(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that ranks and hosts are cleared away
     with (
         tempfile.TemporaryDirectory() as folder,
-        hosts_apart(hosts, rate) if hosts > 1 else nullcontext([[]]) as prefixes,
+        hosts_apart(hosts, rate) if hosts > 1 else contextlib.nullcontext([[]]) as prefixes,
     ):
         answer = Path(folder) / "answer.json"
         everywhere = {
@@ -125,6 +126,9 @@ def _heap_counter(folder: Path) -> Path:
 
 
 def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("", 0))
-        return int(s.getsockname()[1])
+    """Below those that systems give to connections: one of them may be taken again before rank 0 listens there."""
+    while True:
+        port = random.randrange(20000, 32000)
+        with socket.socket() as s, contextlib.suppress(OSError):
+            s.bind(("", port))
+            return port

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 from rich.table import Table
-from support.launch import as_rank, run_ranks
+from support.launch import as_rank, largest, run_ranks
 from support.machine import machine, show
 
 MODELS = ("six layers", "GPT")
@@ -70,9 +70,7 @@ def measure(model_name: str, way: str) -> dict[str, float]:
         del output
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    found = torch.tensor([peaks[0], max(peaks[2:]), seconds[0], sorted(seconds[2:])[3]], dtype=torch.float64)
-    dist.all_reduce(found, dist.ReduceOp.MAX)
-    first_peak, peak, first, later = found.tolist()
+    first_peak, peak, first, later = largest(peaks[0], max(peaks[2:]), seconds[0], sorted(seconds[2:])[3])
     return {"model_bytes": full, "first_peak": first_peak, "peak": peak, "first_s": first, "step_s": later}
 
 

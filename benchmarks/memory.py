@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from rich.table import Table
-from support.launch import as_rank, run_ranks
+from support.launch import as_rank, largest, run_ranks
 from support.machine import machine, show
 
 UNITS, WIDTH = 6, 1024
@@ -67,10 +67,8 @@ def measure(name: str) -> dict[str, float]:
             peaks.append(heap.peak() - before - 3 * local_bytes(model))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    largest = torch.tensor([max(peaks), heap.live() - before - 3 * local_bytes(model)], dtype=torch.float64)
-    dist.all_reduce(largest, dist.ReduceOp.MAX)
-    peak, kept = (largest / unit_bytes).tolist()
-    return {"peak_units": peak, "kept_units": kept, "unit_bytes": unit_bytes}
+    peak, kept = largest(max(peaks), heap.live() - before - 3 * local_bytes(model))
+    return {"peak_units": peak / unit_bytes, "kept_units": kept / unit_bytes, "unit_bytes": unit_bytes}
 
 
 def main() -> int:

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from rich.table import Table
-from support.launch import as_rank, run_ranks
+from support.launch import as_rank, largest, run_ranks
 from support.machine import machine, show
 
 WIDTH = 2048
@@ -45,9 +45,7 @@ def measure(way: str, layers: str) -> dict[str, float]:
     osdp.fully_shard(model, osdp.Plan.uniform(osdp.describe(model, torch.zeros(1, WIDTH, device="meta"))))
     seconds = time.monotonic() - started
     peak = heap.peak() - before
-    largest = torch.tensor([peak, heap.live() - before, seconds], dtype=torch.float64)
-    dist.all_reduce(largest, dist.ReduceOp.MAX)
-    peak, kept, seconds = largest.tolist()
+    peak, kept, seconds = largest(peak, heap.live() - before, seconds)
     return {"model_bytes": full_bytes, "peak_bytes": peak, "kept_bytes": kept, "seconds": seconds}
 
 

@@ -24,7 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from support.launch import as_rank, run_ranks
+from support.launch import as_rank, largest, run_ranks
 
 MANNERS: dict[str, dict[str, Any]] = {
     "fp32": {},
@@ -74,9 +74,8 @@ def measure(name: str, plans_a_case: str, *manners: str) -> dict[str, list[dict[
             if step > 0:  # the optimizer has its state, and the order of units is known
                 peak = max(peak, heap.peak() - before)
         reported = osdp.report(model, machine=False).measured_peak_memory_bytes or 0
-        largest = torch.tensor([peak, reported])
-        dist.all_reduce(largest, dist.ReduceOp.MAX)
-        return {"measured_bytes": int(largest[0]), "reported_bytes": int(largest[1])}
+        measured, told = largest(peak, reported)
+        return {"measured_bytes": int(measured), "reported_bytes": int(told)}
 
     found: dict[str, list[dict[str, Any]]] = {}
     for manner, plans in chosen[0].items():

@@ -25,7 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from support.launch import as_rank, run_ranks
+from support.launch import as_rank, largest, run_ranks
 from support.machine import another_machine, machine, machine_line
 from support.truth_table import show
 
@@ -91,9 +91,7 @@ def measure(name: str, count: str, steps: str, hosts: str) -> dict[str, Any]:
             peak = max(peak, heap.peak() - before)
         if not times:
             own.clear()
-        largest = torch.tensor([peak])
-        dist.all_reduce(largest, dist.ReduceOp.MAX)
-        return {"bare_s": beside, "step_s": own, "peak_bytes": int(largest)}
+        return {"bare_s": beside, "step_s": own, "peak_bytes": int(largest(peak)[0])}
 
     def rematch(own: osdp.Plan, other: osdp.Plan) -> dict[str, Any]:
         """Both in turns: of many plans that were measured once, the fastest was the luckiest, too."""

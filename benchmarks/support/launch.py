@@ -72,14 +72,19 @@ def run_ranks(
         return json.loads(answer.read_text())
 
 
-def slowest(mine: float) -> float:
-    """The largest over all ranks. Collective."""
+def largest(*mine: float) -> list[float]:
+    """Of each figure the largest over all ranks. Collective."""
     import torch
     import torch.distributed as dist
 
-    value = torch.tensor(mine, dtype=torch.float64)
-    dist.all_reduce(value, dist.ReduceOp.MAX)
-    return value.item()
+    values = torch.tensor(mine, dtype=torch.float64)
+    dist.all_reduce(values, dist.ReduceOp.MAX)
+    return values.tolist()
+
+
+def slowest(mine: float) -> float:
+    """The largest over all ranks. Collective."""
+    return largest(mine)[0]
 
 
 def as_rank(job: Callable[..., Any], *, patience: float = 100) -> bool:

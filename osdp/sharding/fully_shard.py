@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,35 +11,23 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from osdp import _C
-from osdp.base.cast_floats import MoveInputs
-from osdp.base.conv1d import is_conv1d
-from osdp.base.tensor_parallel import layout_of
-from osdp.errors import ShardingError
 from osdp.hardware.this_machine import warn_of_another_machine
 from osdp.plan.mixed_precision import MixedPrecision, parameter_dtypes
 from osdp.plan.plan import Plan
 from osdp.ranks.process_groups import LaneGroup, lane_group
 from osdp.ranks.rank_group import Together
 from osdp.sharding import cpu_offload as offload_module
-from osdp.sharding import split_embedding, split_linear
 from osdp.sharding.consistency_check import agree
 from osdp.sharding.copies import CopiedRows, copyable
 from osdp.sharding.cpu_offload import wants_offload
-from osdp.sharding.divided_split import DividedSplit
 from osdp.sharding.dtensor_parameters import show_dtensors, shows_dtensors
-from osdp.sharding.forward_methods import watch_methods
-from osdp.sharding.gathering_calls import cover_forward, route_forward
 from osdp.sharding.hybrid_mesh import GroupLike, RankGrid, agreed_grid, model_ranks
-from osdp.sharding.init_after_to_empty import install_to_empty
 from osdp.sharding.materialize import Placing, keep_ties, survey
 from osdp.sharding.meta_init import InitFunction
-from osdp.sharding.mixed_precision import chosen_precision, install_precision
-from osdp.sharding.module_changes import ModuleChanges
+from osdp.sharding.mixed_precision import chosen_precision
 from osdp.sharding.module_tree import Tree
 from osdp.sharding.parameter_meshes import make_meshes
-from osdp.sharding.parameter_settings import apply_settings
-from osdp.sharding.planned_batch import watch_batch
-from osdp.sharding.recomputation import RecomputedBlock
+from osdp.sharding.plan_on_modules import put_on_modules
 from osdp.sharding.refusals import (
     check_plan_and_model,
     check_ranks,
@@ -50,13 +37,10 @@ from osdp.sharding.refusals import (
 )
 from osdp.sharding.resharding import Resharding
 from osdp.sharding.rollback import AsItWas
-from osdp.sharding.sharded_model import Sharded, joined, register, sliced_modules, splits_of, unregister
+from osdp.sharding.sharded_model import Sharded, register, splits_of, unregister
 from osdp.sharding.shared_memory import note_former
-from osdp.sharding.state_dict import show_full_parameters
 from osdp.sharding.tensor_parallel import LocalParts, check_layouts, wrap_parameters
 from osdp.sharding.torch_patches.install import install_torch_tools, keep_torch_tools, leave_torch
-from osdp.sharding.torch_patches.other_parallels import mark_for_others
-from osdp.sharding.unit_calls import install_calls
 
 
 def fully_shard(
@@ -320,31 +304,10 @@ def _install(
     names = [name for name, _ in model.named_parameters()]
     sharded = Sharded(plan, names, runtime, group, device, grid, policy)
     sharded.lane = lane_group(group, device)
-    installed = ModuleChanges(model)
-    mixed = parameter_dtypes(model, policy)
-    calls, covering = install_calls(model, plan, sharded.index, runtime, mixed)
-    if sharded.policy is not None:
-        sharded.buffer_dtypes = install_precision(model, sharded.policy)
-    if sharded.inputs_device is not None:
-        model.register_forward_pre_hook(MoveInputs(sharded.inputs_device), prepend=True, with_kwargs=True)
-    _install_splits(model, plan, sharded.index, runtime)
-    _install_recomputation(model, plan)
-    for module, hook, covers_it in covering:
-        cover_forward(module, hook, covers_it)
-    for module, hook, cover in calls:
-        whole = module is model
-        route_forward(
-            module, hook, policy if whole else None, sharded.inputs_device if whole else None, cover
-        )
-    wrap_parameters(model, runtime, sharded.index, mixed, device, sharded.split_names)
     sharded.tree = Tree(model, sharded, sharded.lane.collectives)
-    apply_settings(sharded)
-    show_full_parameters(model, sharded)
-    watch_methods(model, sharded)
-    install_to_empty(model, sharded)
-    watch_batch(model, plan)
-    mark_for_others(model)
-    installed.note()
+    mixed = parameter_dtypes(model, policy)
+    wrap_parameters(model, runtime, sharded.index, mixed, device, sharded.split_names)
+    put_on_modules(model, sharded)
     copyable(model, _shard_copy)
     sharded.local_bytes = sum(t.numel() * t.element_size() for t in _states(model))
     register(model, sharded)
@@ -399,50 +362,6 @@ def _units(plan: Plan, index: dict[str, int], splits: dict[str, _C.SplitSpec]) -
         if split and (rest := [index[n] for n in names if n not in splits]):
             units.append(_C.UnitSpec(f"{label} bias", _C.Mode.NO_SHARD, rest))
     return units
-
-
-def _install_splits(model: nn.Module, plan: Plan, index: dict[str, int], runtime: _C.Runtime) -> None:
-    for name, places in sliced_modules(plan).items():
-        choice = plan.choices[name]
-        at = index[joined(name, "weight")]
-        rows, columns = runtime.full_shape(at)
-        how = (choice.granularity, choice.split, runtime.source_of(at))
-        for place in places:
-            module: Any = model.get_submodule(place)
-            # describe gives a split_shape to nothing else
-            assert isinstance(module, (nn.Linear, nn.Embedding)) or is_conv1d(module)
-            layout = layout_of(module.weight)
-            forward: Any
-            if isinstance(module, nn.Embedding):
-                if (
-                    layout is not None
-                    or module.max_norm is not None
-                    or module.scale_grad_by_freq
-                    or module.sparse
-                ):
-                    raise ShardingError(
-                        f"{place!r} is an Embedding with max_norm, scale_grad_by_freq or sparse=True, or that "
-                        "parallelize_module has divided, which cannot be computed in slices: give it granularity 1 in "
-                        "the plan, or describe this model again"
-                    )
-                forward = split_embedding.SplitLookUp(module.weight, rows, columns, module.padding_idx, *how)
-            else:
-                bias = module.bias if layout is None else None
-                turned = is_conv1d(module)
-                outputs, inputs = (columns, rows) if turned else (rows, columns)
-                forward = split_linear.SplitCall(
-                    module.weight, bias, outputs, inputs, *how, transposed=turned
-                )
-                if layout is not None:
-                    forward = DividedSplit(module, layout, forward)
-            # The call is replaced, not the module: hooks, class, names and parameters stay.
-            module.forward = forward
-
-
-def _install_recomputation(model: nn.Module, plan: Plan) -> None:
-    for name in plan.recompute:
-        block = model.get_submodule(name)
-        block.forward = RecomputedBlock(name, block)
 
 
 def _install_tools(device: torch.device) -> None:

@@ -14,7 +14,7 @@ from torch import nn
 
 import osdp
 from osdp.base.sharded_models import is_sharded
-from osdp.sharding import fully_shard, unit_calls
+from osdp.sharding import fully_shard, plan_on_modules, unit_calls
 
 STEPS = (
     "_install_tools",
@@ -23,20 +23,20 @@ STEPS = (
     "_C.Runtime",
     "AsItWas.make_room",
     "Sharded",
-    "install_calls",
+    "on_modules.install_calls",
     "unit_calls.install_call",
-    "install_precision",
-    "_install_splits",
-    "_install_recomputation",
-    "cover_forward",
-    "route_forward",
+    "on_modules.install_precision",
+    "on_modules._install_splits",
+    "on_modules._install_recomputation",
+    "on_modules.cover_forward",
+    "on_modules.route_forward",
     "Tree",
-    "show_full_parameters",
-    "watch_methods",
-    "ModuleChanges.note",
+    "on_modules.show_full_parameters",
+    "on_modules.watch_methods",
+    "on_modules.ModuleChanges.note",
     "register",
 )
-HOLDERS = {"": fully_shard, "unit_calls": unit_calls}
+HOLDERS = {"": fully_shard, "on_modules": plan_on_modules, "unit_calls": unit_calls}
 
 
 class Block(nn.Module):
@@ -121,7 +121,9 @@ def fails(me: Member) -> None:
             with naming(f"{step}, {when}"):
                 before = picture(model)
                 owner, _, name = step.rpartition(".")
-                holder = HOLDERS.get(owner) or getattr(fully_shard, owner)
+                first, _, rest = owner.partition(".")
+                holder = HOLDERS.get(first) or getattr(fully_shard, first)
+                holder = getattr(holder, rest) if rest else holder
                 real = getattr(holder, name)
 
                 failing = failing_at(real, when)

@@ -1,0 +1,102 @@
+"""What a plan puts on modules: hooks and forwards, so that their calls gather, compute and save as the plan says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from osdp import _C
+from osdp.base.cast_floats import MoveInputs
+from osdp.base.conv1d import is_conv1d
+from osdp.base.tensor_parallel import layout_of
+from osdp.errors import ShardingError
+from osdp.plan.mixed_precision import parameter_dtypes
+from osdp.plan.plan import Plan
+from osdp.sharding import split_embedding, split_linear
+from osdp.sharding.divided_split import DividedSplit
+from osdp.sharding.forward_methods import watch_methods
+from osdp.sharding.gathering_calls import cover_forward, route_forward
+from osdp.sharding.init_after_to_empty import install_to_empty
+from osdp.sharding.mixed_precision import install_precision
+from osdp.sharding.module_changes import ModuleChanges
+from osdp.sharding.parameter_settings import apply_settings
+from osdp.sharding.planned_batch import watch_batch
+from osdp.sharding.recomputation import RecomputedBlock
+from osdp.sharding.sharded_model import Sharded, joined, sliced_modules
+from osdp.sharding.state_dict import show_full_parameters
+from osdp.sharding.torch_patches.other_parallels import mark_for_others
+from osdp.sharding.unit_calls import install_calls
+
+
+def put_on_modules(model: nn.Module, sharded: Sharded) -> None:
+    """Put the calls and forwards of `sharded.plan` on the modules of `model`, which have nothing of a plan yet, and the
+    script's settings on its units; ModuleChanges has what to take off again."""
+    plan, runtime, policy = sharded.plan, sharded.runtime, sharded.policy
+    changes = ModuleChanges(model)
+    mixed = parameter_dtypes(model, policy)
+    calls, covering = install_calls(model, plan, sharded.index, runtime, mixed)
+    if policy is not None:
+        sharded.buffer_dtypes = install_precision(model, policy)
+    if sharded.inputs_device is not None:
+        model.register_forward_pre_hook(MoveInputs(sharded.inputs_device), prepend=True, with_kwargs=True)
+    _install_splits(model, plan, sharded.index, runtime)
+    _install_recomputation(model, plan)
+    for module, hook, covers_it in covering:
+        cover_forward(module, hook, covers_it)
+    for module, hook, cover in calls:
+        whole = module is model
+        route_forward(
+            module, hook, policy if whole else None, sharded.inputs_device if whole else None, cover
+        )
+    apply_settings(sharded)
+    show_full_parameters(model, sharded)
+    watch_methods(model, sharded)
+    install_to_empty(model, sharded)
+    watch_batch(model, plan)
+    mark_for_others(model)
+    changes.note()
+
+
+def _install_splits(model: nn.Module, plan: Plan, index: dict[str, int], runtime: _C.Runtime) -> None:
+    for name, places in sliced_modules(plan).items():
+        choice = plan.choices[name]
+        at = index[joined(name, "weight")]
+        rows, columns = runtime.full_shape(at)
+        how = (choice.granularity, choice.split, runtime.source_of(at))
+        for place in places:
+            module: Any = model.get_submodule(place)
+            # describe gives a split_shape to nothing else
+            assert isinstance(module, (nn.Linear, nn.Embedding)) or is_conv1d(module)
+            layout = layout_of(module.weight)
+            forward: Any
+            if isinstance(module, nn.Embedding):
+                if (
+                    layout is not None
+                    or module.max_norm is not None
+                    or module.scale_grad_by_freq
+                    or module.sparse
+                ):
+                    raise ShardingError(
+                        f"{place!r} is an Embedding with max_norm, scale_grad_by_freq or sparse=True, or that "
+                        "parallelize_module has divided, which cannot be computed in slices: give it granularity 1 in "
+                        "the plan, or describe this model again"
+                    )
+                forward = split_embedding.SplitLookUp(module.weight, rows, columns, module.padding_idx, *how)
+            else:
+                bias = module.bias if layout is None else None
+                turned = is_conv1d(module)
+                outputs, inputs = (columns, rows) if turned else (rows, columns)
+                forward = split_linear.SplitCall(
+                    module.weight, bias, outputs, inputs, *how, transposed=turned
+                )
+                if layout is not None:
+                    forward = DividedSplit(module, layout, forward)
+            # The call is replaced, not the module: hooks, class, names and parameters stay.
+            module.forward = forward
+
+
+def _install_recomputation(model: nn.Module, plan: Plan) -> None:
+    for name in plan.recompute:
+        block = model.get_submodule(name)
+        block.forward = RecomputedBlock(name, block)

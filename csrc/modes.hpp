@@ -39,6 +39,12 @@ constexpr int64_t slice_begin(int64_t length, int64_t granularity, int64_t i) {
   return i * (length / granularity) + i * (length % granularity) / granularity;
 }
 
+// Whether g slices fit. `by_rows`: of the weight as it is stored, which may leave a rest; slices of columns
+// are equal.
+constexpr bool slices_fit(int64_t length, int64_t granularity, bool by_rows) {
+  return granularity == 1 || (by_rows ? granularity <= length : length % granularity == 0);
+}
+
 // What a block does with its activations and parameters: saves them; drops the activations and keeps its
 // parameters gathered from the recomputation to the backward; or drops and gathers these again, too.
 enum class Recompute : int { None = 0, Hold = 1, Regather = 2 };

@@ -33,10 +33,8 @@ struct SplitShape {
     TORCH_CHECK_VALUE(split == 0 || split == 1, "osdp: split is ", split, "; 0 is out, 1 is in");
     TORCH_CHECK_VALUE(granularity >= 1, "osdp: granularity is ", granularity, "; it must be at least 1");
     const char* const what = by_out() ? "out_features " : "in_features ";
-    TORCH_CHECK_VALUE(by_rows() || divided() % granularity == 0, "osdp: granularity ", granularity,
-                      " does not divide ", what, divided());
-    TORCH_CHECK_VALUE(granularity == 1 || granularity <= divided(), "osdp: granularity ", granularity,
-                      " is more than ", what, divided());
+    TORCH_CHECK_VALUE(slices_fit(divided(), granularity, by_rows()), "osdp: granularity ", granularity,
+                      by_rows() ? " is more than " : " does not divide ", what, divided());
   }
 
   bool by_out() const { return split == SplitDim::Out; }

@@ -56,6 +56,12 @@ def uneven(operator: Operator, split: str) -> bool:
     return (split == "out") != operator.transposed
 
 
+def fits(operator: Operator, granularity: int, split: str) -> bool:
+    """Whether the operator can be computed in so many slices along `split`."""
+    length = split_length(operator, split)
+    return length is not None and _search.slices_fit(length, granularity, uneven(operator, split))
+
+
 def split_length(operator: Operator, split: str) -> int | None:
     """Length of the dimension that `split` ("out" or "in") slices; None if the operator cannot be sliced."""
     if operator.split_shape is None:

@@ -14,7 +14,7 @@ from osdp.base.printed import Printed, PrintedText
 from osdp.description.model_description import ModelDescription
 from osdp.errors import InvalidProblemError
 from osdp.hardware.hardware import Hardware
-from osdp.plan.choice import Choice, split_length, uneven
+from osdp.plan.choice import Choice, fits
 from osdp.plan.plan_fields import PlanFields
 from osdp.plan.unit_grouping import group_units
 from osdp.plan.validation import (
@@ -85,12 +85,7 @@ class Plan(Printed, PlanFields):
             if operator.name in kept:
                 choices[operator.name] = Choice("NO_SHARD")
                 continue
-            length = split_length(operator, split)
-            sliced = (
-                granularity > 1
-                and length is not None
-                and (granularity <= length if uneven(operator, split) else length % granularity == 0)
-            )
+            sliced = granularity > 1 and fits(operator, granularity, split)
             choices[operator.name] = (
                 Choice(mode, granularity, sharded_slices, split) if sliced else Choice(mode)
             )

@@ -10,7 +10,7 @@ from typing import TypeVar
 from osdp.description.model_description import KINDS, Kernel, ModelDescription, Operator
 from osdp.errors import InvalidProblemError, PlanMismatchError
 from osdp.plan.certificate import Certificate
-from osdp.plan.choice import MODES, RECOMPUTE, SPLITS, Choice, split_length, uneven
+from osdp.plan.choice import MODES, RECOMPUTE, SPLITS, Choice, fits, split_length, uneven
 from osdp.plan.plan_fields import PlanFields
 from osdp.plan.precisions import PRECISIONS
 from osdp.plan.searched import COST_VERSION, COSTS, METHODS, OBJECTIVES
@@ -245,11 +245,9 @@ def choice_problems(choice: Choice, operator: Operator | None) -> Iterator[str]:
         length = split_length(operator, choice.split)
         if length is None:
             yield f"granularity {g}: {operator.kind} {operator.name!r} cannot be computed in slices"
-        elif uneven(operator, choice.split):
-            if g > length:
-                yield f"granularity {g} is more than {length}, the length of the {choice.split!r} dimension"
-        elif length % g:
-            yield f"granularity {g} does not divide {length}, the length of the {choice.split!r} dimension"
+        elif not fits(operator, g, choice.split):
+            why = "is more than" if uneven(operator, choice.split) else "does not divide"
+            yield f"granularity {g} {why} {length}, the length of the {choice.split!r} dimension"
 
 
 def _unit_problems(plan: PlanFields) -> Iterator[tuple[str, str]]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from osdp.description.model_description import Kernel, ModelDescription, Operator
 from osdp.hardware.hardware import Hardware, KernelRates
+from osdp.plan.choice import SPLITS, fits
 
 # Note [Roofline]
 # A kernel takes the larger of its flops at its rate and of its bytes at the memory's, and a launch. Products reach
@@ -79,10 +80,11 @@ def slices_s(
 def _dimension_cut(operator: Operator, slices: int) -> int | None:
     """Of `split_shape`: as split_of in csrc/search/problem/slices.hpp."""
     assert operator.split_shape is not None
-    rows = 1 if operator.transposed else 0
-    if operator.split_shape[rows] % slices and operator.split_shape[1 - rows] % slices == 0:
-        return 1 - rows
-    return rows if operator.split_shape[rows] >= slices else None
+    rows, columns = (1, 0) if operator.transposed else (0, 1)
+    even = operator.split_shape[rows] % slices == 0
+    return next(
+        (d for d in ((rows,) if even else (columns, rows)) if fits(operator, slices, SPLITS[d])), None
+    )
 
 
 def _slice_of(k: Kernel, slices: int, dimension: int, again_bytes: int) -> Kernel:

@@ -187,6 +187,10 @@ void bind_problem(py::module_& m) {
       .def_readonly("kept", &osdp::ModeTraits::kept)
       .def_readonly("inside_hosts", &osdp::ModeTraits::inside_hosts)
       .def_readonly("sliced", &osdp::ModeTraits::sliced);
+  m.def("slices_fit", &osdp::slices_fit, "length"_a, "granularity"_a, "by_rows"_a,
+        "Whether a dimension of that length can be cut into `granularity` slices. `by_rows`: of the weight "
+        "as it "
+        "is stored, which may leave a rest.");
   m.def("traits", [](osdp::Mode mode) { return osdp::traits(mode); }, "mode"_a, "Of a mode, by its name.");
   bind_model(m);
   bind_request(m);

@@ -21,11 +21,10 @@ void check_split(const ParamSpec& spec) {
              "' is not a matrix and cannot be split");
   const bool rows = s.dim == ops::SplitDim::Out;
   const int64_t length = spec.sizes()[rows ? 0 : 1];
-  const bool fits = s.granularity > 0 &&
-                    (rows ? s.granularity <= std::max<int64_t>(1, length) : length % s.granularity == 0);
-  OSDP_CHECK(fits && s.sharded >= 0 && s.sharded <= s.granularity, Sharding, "OSDP: parameter '", spec.name,
-             "' of length ", length, " cannot be split into ", s.granularity, " slices, ", s.sharded,
-             " of them sharded");
+  OSDP_CHECK(s.granularity > 0 && slices_fit(length, s.granularity, rows) && s.sharded >= 0 &&
+                 s.sharded <= s.granularity,
+             Sharding, "OSDP: parameter '", spec.name, "' of length ", length, " cannot be split into ",
+             s.granularity, " slices, ", s.sharded, " of them sharded");
 }
 
 std::vector<Mode> modes_of(size_t params, const std::vector<UnitSpec>& units) {

@@ -307,8 +307,8 @@ Candidate candidate_of(const Operator& op, const Device& device, const Space& sp
   if (granularity == 1 || !traits(mode).sliced) return price.sharded(mode);
   const int64_t length = split == Split::Out ? op.out_features : split == Split::In ? op.in_features : 0;
   const bool by_rows = (split == Split::Out) != op.transposed;
-  const bool fits = by_rows ? granularity <= length : length % granularity == 0;
-  if (op.split_tensor < 0 || length == 0 || !fits || sharded > granularity) {
+  if (op.split_tensor < 0 || length == 0 || !slices_fit(length, granularity, by_rows) ||
+      sharded > granularity) {
     throw InvalidProblem("operator '" + op.name + "' cannot be computed in " + std::to_string(granularity) +
                          " slices as the plan says");
   }

@@ -17,8 +17,8 @@ inline Split split_of(const Operator& op, int64_t g) {
               by_columns = op.transposed ? Split::Out : Split::In;
   if (op.split_tensor < 0 || g < 2) return Split::None;
   if (rows % g == 0) return by_rows;
-  if (columns % g == 0) return by_columns;
-  return g <= rows ? by_rows : Split::None;
+  if (slices_fit(columns, g, false)) return by_columns;
+  return slices_fit(rows, g, true) ? by_rows : Split::None;
 }
 
 struct Slices {

@@ -64,15 +64,17 @@ void bind_runtime(py::module_& m) {
       "slices, and the dtypes in which it is computed with and its gradient reduced (None: "
       "its own). With `full_sizes`, its full shape, the tensor is empty and its value comes "
       "later: the runtime allocates this rank's part, in host memory if `offload`.")
-      .def(py::init([](std::string name, at::Tensor tensor, std::optional<rt::SplitSpec> split,
-                       std::optional<std::vector<int64_t>> full_sizes, std::optional<at::ScalarType> compute,
-                       std::optional<at::ScalarType> reduce, bool offload) {
-             return rt::ParamSpec{std::move(name),       std::move(tensor), split,
-                                  std::move(full_sizes), {compute, reduce}, offload};
-           }),
-           py::arg("name"), py::arg("tensor"), py::arg("split") = std::nullopt,
-           py::arg("full_sizes") = std::nullopt, py::arg("compute") = std::nullopt,
-           py::arg("reduce") = std::nullopt, py::arg("offload") = false);
+      .def(
+          py::init([](std::string name, at::Tensor tensor, std::optional<rt::SplitSpec> split,
+                      std::optional<std::vector<int64_t>> full_sizes, std::optional<at::ScalarType> compute,
+                      std::optional<at::ScalarType> reduce, bool offload, std::optional<at::Tensor> local) {
+            return rt::ParamSpec{
+                std::move(name), std::move(tensor),           split, std::move(full_sizes), {compute, reduce},
+                offload,         local.value_or(at::Tensor())};
+          }),
+          py::arg("name"), py::arg("tensor"), py::arg("split") = std::nullopt,
+          py::arg("full_sizes") = std::nullopt, py::arg("compute") = std::nullopt,
+          py::arg("reduce") = std::nullopt, py::arg("offload") = false, py::arg("local") = std::nullopt);
 
   py::class_<rt::UnitSpec>(m, "UnitSpec",
                            "Parameters (by index) that are gathered and reduced together, and their mode.")
@@ -130,6 +132,9 @@ void bind_runtime(py::module_& m) {
           py::arg("param"), "The id that SplitCall takes as `source`, for a split weight.")
       .def("join", &rt::Runtime::join, py::arg("label"), py::arg("params"), Release(),
            "Adds parameters that the model gained, as NO_SHARD. Raises ShardingError within a step.")
+      .def("regroup", &rt::Runtime::regroup, py::arg("units"), Release(),
+           "Replaces the units, and ends the calls, of the same parameters; the rows of each stay. Raises "
+           "ShardingError, before anything is changed, where they would not, and within a step.")
       .def("set_absent", &rt::Runtime::set_absent, py::arg("params"),
            "Sets which parameters (indices) were removed from the model.")
       .def(

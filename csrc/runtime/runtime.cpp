@@ -73,6 +73,10 @@ Runtime::Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec>
       full_params_(shards_, step_, stack_, lane_, everyone_.shard, device, model),
       forward_(shards_, step_, views_, units_, buckets_, replicas_, stack_, backward_, full_params_),
       slices_(shards_, units_, buckets_, stack_, backward_, full_params_) {
+  open_buckets();
+}
+
+void Runtime::open_buckets() {
   if (alone()) return;
   for (const ModelShards::Replicated& each : shards_.replicated()) buckets_.add(each.label, each.params);
 }
@@ -112,6 +116,20 @@ void Runtime::join(const std::string& label, std::vector<ParamSpec> specs) {
   const std::vector<Parameter*> joined = shards_.join(specs);
   if (!alone()) buckets_.add(label, joined);
   for (Parameter* p : joined) install_hooks(*p);
+}
+
+void Runtime::regroup(const std::vector<UnitSpec>& units) {
+  OSDP_CHECK(!in_pass() && !full_params_.shows_any(), Sharding, "OSDP: rank ", rank(),
+             ": the model's units cannot change inside a forward, backward or summon_full_params");
+  backward_.await_end();
+  const Parameter* kept = backward_.unreduced();
+  OSDP_CHECK(!kept, Sharding, "OSDP: rank ", rank(), ": the model's units cannot change while parameter '",
+             kept->name(), "' has a gradient that was kept under no_sync: call zero_grad() first");
+  let_go(/*trained=*/false);
+  shards_.regroup(units);
+  units_.regroup();
+  buckets_.close_all();
+  open_buckets();
 }
 
 void Runtime::set_absent(const std::vector<int64_t>& indices) {

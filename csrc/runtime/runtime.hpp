@@ -43,6 +43,11 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   // ones. Only between steps. `label` names the bucket of their gradients. Every rank must hold the same
   // values.
   void join(const std::string& label, std::vector<ParamSpec> specs);
+  // Replaces the model's units, and ends its calls: add_call makes others. What this rank holds does not
+  // change, and nothing is communicated; every rank must call it with the same units. Throws ShardingError,
+  // before anything is changed, within a step or a scope of full parameters, while gradients are kept under
+  // no_sync, and if the rows of a parameter would change. See Note [Units that change].
+  void regroup(const std::vector<UnitSpec>& units);
   // Sets which parameters have been removed from the model: their gradients are left out of norms, and no
   // gradient is expected of them.
   void set_absent(const std::vector<int64_t>& indices);
@@ -95,6 +100,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
 
  private:
   void install_hooks(Parameter& param);
+  void open_buckets();
   int64_t sent_bytes() const;  // by all collectives, since they were created
 
   const std::shared_ptr<comm::Lane> lane_;

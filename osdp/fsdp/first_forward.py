@@ -5,9 +5,10 @@ A wrapper shards immediately, so that no rank holds more in full than the module
 for FSDP give no sample, and without one it is unknown which modules read which parameters. The outermost
 module's first forward with gradients has real inputs: rank 0 traces it on tensors without data, all ranks
 apply the resulting plan, and the forward then runs under it. Without `memory=` modes do not change, so
-neither do each rank's rows; parameters that no wrapper has marked are now gathered by the module that reads
-them instead of by its parent. With `memory=` the plan is searched, and rows (and optimizer states for them,
-if some were loaded) are redistributed, one parameter after another. Parameters remain the same objects.
+neither do each rank's rows: the model is regrouped, and parameters that no wrapper has marked are now
+gathered by the module that reads them instead of by its parent. With `memory=` the plan is searched; where it
+changes rows, the model is sharded anew, and these rows (and optimizer states for them, if some were loaded)
+are redistributed, one parameter after another. Parameters remain the same objects.
   Without `memory=` this only saves memory, so units are left unchanged if the forward cannot be traced, or if
   tracing would be visible (the script's own hooks would be called once more).
   The call is intercepted by a temporary subclass that the module gets until then. A hook would run too late,
@@ -39,7 +40,7 @@ from osdp.description.model_description import ModelDescription
 from osdp.errors import DescribeError, ShardingError
 from osdp.fsdp import state_dict_types
 from osdp.fsdp.ignored import Ignored
-from osdp.fsdp.marks import marked_plan, marks_in
+from osdp.fsdp.marks import marked_plan, marked_precision, marks_in
 from osdp.fsdp.method_as_forward import method_as_forward
 from osdp.fsdp.moved_states import MovedStates
 from osdp.fsdp.obeyed_plan import obey
@@ -48,6 +49,8 @@ from osdp.fsdp.searched_plan import searched_plan
 from osdp.plan.plan import Plan
 from osdp.ranks.rank_group import Together
 from osdp.sharding.forward_methods import named_in_forward
+from osdp.sharding.fully_shard import regroup
+from osdp.sharding.mixed_precision import chosen_precision
 from osdp.sharding.resharding import Resharding
 from osdp.sharding.separate_parts import SeparateParts
 from osdp.sharding.sharded_model import Sharded, runtime_of, sharded_of
@@ -218,8 +221,7 @@ def _search(first: _First) -> None:
             plan = searched_plan(
                 model, dataclasses.replace(first.options, sample=sample, search=told), first.separate
             )
-        obey(model, plan, first.options, resharding)
-    _carry_over(first.sharded, runtime_of(model))
+        _apply(first, plan, resharding)
     states.move(resharding, runtime_of(model))
 
 
@@ -235,8 +237,19 @@ def _regroup(first: _First) -> None:
         text = together.all(text)[0]
         if text is None:
             raise _AsItIsError
-        obey(model, Plan.loads(text), first.options, resharding)
-    _carry_over(first.sharded, runtime_of(model))
+        _apply(first, Plan.loads(text), resharding)
+
+
+def _apply(first: _First, plan: Plan, resharding: Resharding) -> None:
+    """Regroup the model; shard it anew only where rows change."""
+    model, sharded = first.model, first.sharded
+    policy = chosen_precision(marked_precision(model, first.options), plan, model)
+    if all(first.together.all(resharding.keeps_rows(plan, policy))):
+        regroup(resharding, plan)
+        sharded.unsettled, sharded.before_method = "", None
+        return
+    obey(model, plan, first.options, resharding)
+    _carry_over(sharded, runtime_of(model))
 
 
 def _regrouped(model: nn.Module, sharded: Sharded, options: Options, call: _Call) -> str | None:

@@ -85,6 +85,9 @@ class CopiedRows:
         parameter.data = torch.empty(0, dtype=parameter.dtype, device=self._device)
         return parameter
 
+    def local(self, name: str, offload: bool) -> None:
+        """The copy gets memory of its own."""
+
     def fill(self, runtime: _C.Runtime, collectives: _C.Collectives) -> None:
         with torch.no_grad():
             for parameter in self._parameters.values():

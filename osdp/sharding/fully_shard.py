@@ -20,7 +20,7 @@ from osdp.sharding import cpu_offload as offload_module
 from osdp.sharding.consistency_check import agree
 from osdp.sharding.copies import CopiedRows, copyable
 from osdp.sharding.cpu_offload import wants_offload
-from osdp.sharding.dtensor_parameters import show_dtensors, shows_dtensors
+from osdp.sharding.dtensor_parameters import show_again, show_dtensors, shows_dtensors
 from osdp.sharding.hybrid_mesh import GroupLike, RankGrid, agreed_grid, model_ranks
 from osdp.sharding.materialize import Placing, keep_ties, survey
 from osdp.sharding.meta_init import InitFunction
@@ -202,6 +202,33 @@ def _fully_shard(
     return model
 
 
+def regroup(resharding: Resharding, plan: Plan) -> None:
+    """Make the model of `resharding`, whose rows stay under `plan` (`Resharding.keeps_rows`), travel in the plan's units and
+    compute as it says. Its parameters, their rows, the runtime and the `Sharded` stay. Collective; nothing but the ranks'
+    outcome is sent.
+
+    Raises ShardingError, with nothing changed, where csrc/runtime/runtime.hpp says so. A later error, of no memory for
+    hooks, leaves the model unusable, and says so.
+    """
+    (model, sharded), runtime = resharding.parts[0], resharding.parts[0][1].runtime
+    together = Together(sharded.group, "regrouping the model")
+    warn_of_another_machine(plan.hardware, sharded.device, together.world_size * _replica(plan))
+    resharding.rows_stay()
+
+    def put() -> None:
+        sharded.plan = plan
+        put_on_modules(model, sharded)
+        copyable(model, _shard_copy)
+        register(model, sharded)
+        show_again(sharded.tree.known)
+
+    together.do("regrouping", lambda: runtime.regroup(_units(plan, sharded.index, splits_of(plan))))
+    resharding.begun()
+    _tell_limits(runtime, plan)
+    together.do("regrouping the model's calls", put)
+    _measure_rest(sharded)
+
+
 def _replica(plan: Plan) -> int:
     """Ranks that hold the model together, of all the plan's stages."""
     stage = plan.searched.stage if plan.searched is not None else None
@@ -277,11 +304,7 @@ def _cut(
         return was.runtime
 
     runtime = together.do("sharding the parameters", runtime_of_parts)
-    runtime.set_prefetch(plan.prefetch, plan.gather_bytes)
-    if plan.predicted is not None:
-        runtime.set_budget(
-            f"The plan predicted a peak of {plan.predicted.peak_memory_bytes / 2**20:.1f} MiB. "
-        )
+    _tell_limits(runtime, plan)
     if placing is None:
         together.do("receiving rank 0's parameters", lambda: was.make_room(together.rank))
         was.share_values(runtime, collectives)
@@ -289,6 +312,14 @@ def _cut(
         placing.fill(runtime, collectives)
         together.do("placing the parameters", placing.commit)
     return runtime
+
+
+def _tell_limits(runtime: _C.Runtime, plan: Plan) -> None:
+    runtime.set_prefetch(plan.prefetch, plan.gather_bytes)
+    if plan.predicted is not None:
+        runtime.set_budget(
+            f"The plan predicted a peak of {plan.predicted.peak_memory_bytes / 2**20:.1f} MiB. "
+        )
 
 
 def _install(
@@ -327,7 +358,8 @@ def _spec(
     if placing is None:
         return _C.ParamSpec(name, parameter, split, None, compute, reduce)
     shape = list(parameter.shape)
-    return _C.ParamSpec(name, placing.stand_in(name), split, shape, compute, reduce, offload)
+    local = placing.local(name, offload)
+    return _C.ParamSpec(name, placing.stand_in(name), split, shape, compute, reduce, offload, local)
 
 
 def _parts(

@@ -170,6 +170,12 @@ class Placing:
         self.stand_ins[id(parameter)] = stand_in
         return stand_in
 
+    def local(self, name: str, offload: bool) -> Tensor | None:
+        """This rank's part, where a part of the model that was sharded before has it as it will be: `fill` leaves it."""
+        if self.resharding is None or offload:
+            return None
+        return self.resharding.give(self.parameters[name], self.device)
+
     def fill(self, runtime: _C.Runtime, collectives: _C.Collectives) -> None:
         """Give every rank its part of all tensors. Collective; errors are raised on all ranks."""
         index = {id(p): i for i, p in enumerate(self.parameters.values())}
@@ -209,6 +215,9 @@ class Placing:
     def _handed_over(self, tensor: Tensor, index: int | None, runtime: _C.Runtime) -> bool:
         if index is None or self.resharding is None:
             return False
+        if self.resharding.given(tensor):
+            self.values.pop(id(tensor))
+            return True
         part = self.resharding.take(tensor, index, runtime)
         if part is not None:
             self.values.pop(id(tensor))

@@ -50,6 +50,7 @@ def put_on_modules(model: nn.Module, sharded: Sharded) -> None:
             module, hook, policy if whole else None, sharded.inputs_device if whole else None, cover
         )
     apply_settings(sharded)
+    sharded.shown.clear()
     show_full_parameters(model, sharded)
     watch_methods(model, sharded)
     install_to_empty(model, sharded)

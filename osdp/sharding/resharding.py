@@ -5,9 +5,11 @@ Scripts written for FSDP wrap parts of a model first and the model last. Each wr
 rank never holds more in full than the largest part, and each part may be used separately. When a module
 around sharded parts is sharded, their runtimes are closed and one runtime is created for all parameters.
 Meanwhile each rank keeps its rows, and parameters have their full shape but no memory, for descriptions and
-checks. If the new plan shards a parameter in the same way, its rows are reused; otherwise it is gathered,
-sharded again and freed, one parameter after another. Parameter objects do not change, so an optimizer that
+checks. If the new plan shards a parameter in the same way, its rows stay where they are; otherwise it is
+gathered, sharded again and freed, one parameter after another. Parameter objects do not change, so an optimizer that
 holds them may have been created before. Until `begin`, an error restores the parts.
+  A model that is sharded as a whole already, and of which a new plan changes no rows, keeps its runtime: see
+Note [Units that change] in csrc/runtime/store/model_shards.hpp.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from torch import distributed as dist
 from osdp import _C
 from osdp.base.sharded_models import HANDLES
 from osdp.errors import ShardingError
+from osdp.plan.mixed_precision import MixedPrecision
 from osdp.plan.plan import Plan
 from osdp.sharding.dtensor_parameters import hide_dtensors, show_again
 from osdp.sharding.forward_methods import register_forward_method
@@ -48,6 +51,7 @@ class Resharding:
         self._rows: dict[int, Tensor] = {}
         self._source: dict[int, tuple[Sharded, int]] = {}
         self._alike: set[int] = set()  # parameters that are sharded as before
+        self._given: set[int] = set()  # whose rows stay in their memory
         self._wrappers: list[tuple[nn.Module, str, nn.Module]] = []
         self._was: AsItWas | None = None
         self._begun = False
@@ -94,10 +98,47 @@ class Resharding:
                     f"sharded over {ours}: only a part of a model may have its own process group"
                 )
 
+    def keeps_rows(self, plan: Plan, policy: MixedPrecision | None) -> bool:
+        """Whether the model is one sharded part, and every rank holds under `plan`, with the mixed precision `policy`, what
+        it holds now, in messages of the same groups."""
+        if len(self.parts) != 1 or self.parts[0][0] is not self.model:
+            return False
+        sharded = self.parts[0][1]
+        before, now = (_layouts(p, sharded.grid) for p in (sharded.plan, plan))
+        known = sharded.tree.known
+        as_planned = list(zip(sharded.planned, known, strict=False)) == list(self.model.named_parameters())
+        dtypes = {p.name: p.dtype for o in sharded.plan.description.operators for p in o.parameters}
+        lanes = sharded.device.type == "cpu" or plan.separate_reductions == sharded.plan.separate_reductions
+        hybrid = any(c.traits.inside_hosts for c in plan.choices.values())
+        return (
+            lanes
+            and as_planned
+            and len(known) == len(sharded.planned)
+            and before == now
+            and None not in now.values()
+            and (not hybrid or sharded.grid is not None)
+            and policy == sharded.policy
+            and all(
+                dtypes.get(n) == str(self._rows[id(p)].dtype)[6:]
+                for n, p in zip(sharded.planned, known, strict=True)
+            )
+        )
+
+    def rows_stay(self) -> None:
+        """The parameters show their rows again; see `keeps_rows`."""
+        for _, sharded in self.parts:
+            for parameter in sharded.tree.known:
+                parameter.data = self._rows.pop(id(parameter))
+                self._alike.add(id(parameter))
+
+    def begun(self) -> None:
+        """From here on an error cannot restore the parts."""
+        self._begun, self._was = True, None
+
     def begin(self, plan: Plan, grid: RankGrid | None) -> None:
         """Called when all checks have passed on all ranks and the model will be sharded by `plan`; it cannot
         be undone."""
-        self._begun, self._was = True, None
+        self.begun()
         cut = _layouts(plan, grid)
         parameters = {id(p): name for name, p in self.model.named_parameters()}
         for _, sharded in self.parts:
@@ -112,6 +153,17 @@ class Resharding:
     def stays(self, parameter: Tensor) -> bool:
         """After `begin`: whether this rank holds the same rows as before."""
         return id(parameter) in self._alike
+
+    def give(self, parameter: Tensor, home: torch.device) -> Tensor | None:
+        """After `begin`: this rank's part of the parameter, if it may stay in its memory: on the device `home`."""
+        rows = self._rows.get(id(parameter))
+        if rows is None or not self.stays(parameter) or rows.device != home or not rows.is_contiguous():
+            return None
+        self._given.add(id(parameter))
+        return self._rows.pop(id(parameter))
+
+    def given(self, parameter: Tensor) -> bool:
+        return id(parameter) in self._given
 
     def take(self, parameter: Tensor, index: int, runtime: _C.Runtime) -> Tensor | None:
         """This rank's part of the parameter in the new runtime's layout; None if no sharded part had it.
@@ -139,7 +191,8 @@ class Resharding:
 
     def _register_again(self) -> None:
         for _, sharded in self.parts:
-            for module, name, reads in sharded.registered:
+            registered, sharded.registered = sharded.registered, []
+            for module, name, reads in registered:
                 if (alive := module()) is not None:
                     register_forward_method(alive, name, reads)
 

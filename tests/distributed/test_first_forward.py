@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import StateDictType
 
 import osdp
+from osdp import _C
 from osdp.sharding.sharded_model import runtime_of
 
 FSDP = osdp.FullyShardedDataParallel
@@ -56,6 +57,9 @@ def regrouped(me: Member) -> None:
     with torch.no_grad():
         model(torch.randn(2, 300))
     assert places(model) == before, "an evaluation plans nothing"
+    runtime, rows = runtime_of(model).runtime, [p.data_ptr() for p in inner.parameters()]
+    taken, graph = inner.first.forward, model.eval()(me.part(torch.randn(2 * me.world, 300)))
+    model.train()
     for step in range(3):
         for micro in range(2):
             x = torch.randn(2 * me.world, 300)
@@ -69,6 +73,10 @@ def regrouped(me: Member) -> None:
             optimizer.zero_grad()
     assert places(model) == {"first": ("",), **{name: (name,) for name in ("rest.0", "rest.1", "rest.2")}}
     assert len(model.plan.units) == 4 and type(inner) is Layers
+    assert runtime_of(model).runtime is runtime and rows == [p.data_ptr() for p in inner.parameters()]
+    for stale in (lambda: taken(torch.randn(2, 300)), lambda: graph.sum().backward()):
+        with pytest.raises(osdp.ShardingError, match="travels in other units"):
+            stale()
     assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
     close(model.norm(), whole.norm(), 1e-4, "a method")
     assert FSDP.get_state_dict_type(model).state_dict_type is StateDictType.SHARDED_STATE_DICT
@@ -160,6 +168,82 @@ def searched(me: Member) -> None:
 
 def test_memory_searches_with_the_first_inputs(ranks):
     ranks(searched, world=2)
+
+
+def searched_with_the_same_rows(me: Member) -> None:
+    """Other modes with the same rows: the runtime, rows, gradients and optimizer states stay where they are."""
+    whole, model = net(SEED), net(SEED + me.rank)
+    theirs = adamw(whole.parameters())
+    modes = {"modes": ["SHARD_GRAD_OP"], "batch_size": 2}
+    model = FSDP(model, me.group, memory="1GiB", search=modes)
+    ours = adamw(model.parameters())
+    model.load_state_dict(whole.state_dict())
+    tokens = torch.randint(10, (2, 4), generator=torch.Generator().manual_seed(2))
+    for each in (whole, model):
+        each.eval()(tokens).square().mean().backward()  # an evaluation, with gradients
+        each.train()
+    theirs.step(), ours.step()
+    runtime, rows = runtime_of(model).runtime, [p.data_ptr() for p in model.parameters()]
+    states = [s["exp_avg"].data_ptr() for s in ours.state.values()]
+    close(model(tokens), whole(tokens), 1e-9, "output")
+    assert {c.mode for c in model.plan.choices.values()} == {"SHARD_GRAD_OP"}
+    assert runtime_of(model).runtime is runtime and rows == [p.data_ptr() for p in model.parameters()]
+    assert states and states == [s["exp_avg"].data_ptr() for s in ours.state.values()]
+    train(me, whole, model, optimizer=ours, whole_optimizer=theirs)
+
+
+def test_a_searched_plan_that_keeps_rows_moves_nothing(ranks):
+    ranks(searched_with_the_same_rows, world=2)
+
+
+def gradients_of_moved_rows(me: Member) -> None:
+    model = FSDP(net(SEED), me.group, memory="1GiB", search={"modes": ["NO_SHARD"]})
+    tokens = torch.randint(10, (2, 4))
+    model.eval()(tokens).sum().backward()
+    model.train()
+    with pytest.raises(osdp.ShardingError, match="table.weight"):
+        model(tokens)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    before = [p.grad.clone() for p in trained]
+    model.eval()(tokens)
+    assert all(torch.equal(b, p.grad) for b, p in zip(before, trained, strict=True))
+    model.zero_grad()
+    model.train()(tokens).sum().backward()
+    assert {c.mode for c in model.plan.choices.values()} == {"NO_SHARD"}
+
+
+def test_gradients_of_rows_that_move_are_not_dropped(ranks):
+    ranks(gradients_of_moved_rows, world=2)
+
+
+def other_units(me: Member) -> None:
+    """`Runtime.regroup` by itself: what it refuses changes nothing."""
+    layers = Layers()
+    described = osdp.describe(layers, torch.randn(2, 300))
+    osdp.fully_shard(layers, osdp.Plan.uniform(described), me.group)
+    runtime, names = runtime_of(layers).runtime, list(runtime_of(layers).index)
+    everything, x = list(range(len(names))), torch.randn(2, 300)
+    full, some = _C.Mode.FULL_SHARD, everything[1:]
+    for mode, indices, why in (
+        (_C.Mode.NO_SHARD, everything, names[0]),
+        (_C.Mode.HYBRID_SHARD, everything, names[0]),
+        (full, some, names[0]),
+        (full, [*everything, 1], names[1]),
+    ):
+        with pytest.raises(osdp.ShardingError, match=why):
+            runtime.regroup([_C.UnitSpec("all", mode, indices)])
+    with osdp.summon_full_params(layers), pytest.raises(osdp.ShardingError, match="summon_full_params"):
+        runtime.regroup([_C.UnitSpec("all", full, everything)])
+    with osdp.no_sync(layers):
+        layers(x).sum().backward()
+    with pytest.raises(osdp.ShardingError, match="kept under no_sync"):
+        runtime.regroup([_C.UnitSpec("all", full, everything)])
+    layers.zero_grad()
+    layers(x).sum().backward()
+
+
+def test_what_regrouping_refuses_changes_nothing(ranks):
+    ranks(other_units, world=2)
 
 
 def refused(me: Member) -> None:

@@ -89,6 +89,7 @@ void BackwardPass::check_asked() {
 
 void BackwardPass::begin_call(const Call& call, Invocation* invocation) {
   NoInference no_inference;
+  call.check_current();
   begin();
   check_asked();
   const bool again = at::GradMode::is_enabled();

@@ -125,6 +125,7 @@ void ForwardPass::note_recomputation() {
 
 void ForwardPass::begin_call(Call& call) {
   NoInference no_inference;
+  call.check_current();
   if (stack_.empty()) backward_.await_end();
   if (full_params_.lends()) return full_params_.lend(call);
   if (stack_.empty() && !step_.in_backward) {

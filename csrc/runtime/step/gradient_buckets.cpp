@@ -112,6 +112,11 @@ void GradientBuckets::open(const std::string& name, const std::vector<Parameter*
   buckets_.push_back(std::move(bucket));
 }
 
+void GradientBuckets::close_all() {
+  item_of_.clear();
+  buckets_.clear();
+}
+
 at::Tensor& GradientBuckets::split_gradient(Parameter& param) {
   Item* item = item_of(param);
   if (item && !param.local_grad().defined()) item->first = step_.syncs(param);

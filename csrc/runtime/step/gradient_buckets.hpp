@@ -33,6 +33,7 @@ class GradientBuckets {
   // Opens buckets for parameters (of one device) that every rank holds in full, or of which it holds NO_SHARD
   // slices: one bucket per combination of dtypes.
   void add(const std::string& name, const std::vector<Parameter*>& params);
+  void close_all();  // none of them has a gradient that is still to be averaged
   bool holds(const Parameter& param) const { return item_of(param) != nullptr; }
   // The gradient that this rank keeps of a split weight; zeros where it has none yet.
   at::Tensor& split_gradient(Parameter& param);

@@ -62,6 +62,12 @@ void UnitScheduler::set_prefetch(size_t units, size_t budget_bytes) {
   kept_depth_ = all_kept ? Depth{.units = units, .bytes = Depth::kNoLimit} : depth_;
 }
 
+void UnitScheduler::regroup() {
+  states_.assign(shards_.units().size(), {});
+  forward_order_ = backward_order_ = {};
+  set_prefetch(depth_.units, asked_bytes_);
+}
+
 void UnitScheduler::assert_state(const Unit& unit, bool holds, const char* transition) const {
   OSDP_CHECK(holds, Sharding, "OSDP: rank ", step_.rank, ": unit '", unit.name, "'", modules_of(unit),
              " cannot ", transition, " in ", step_.in_backward ? "backward" : "forward", " while it is ",

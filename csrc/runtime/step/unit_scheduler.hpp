@@ -52,6 +52,10 @@ class UnitScheduler {
   void set_prefetch(size_t units, size_t budget_bytes);
   size_t prefetch() const { return depth_.units; }
 
+  // The model's units have been replaced: Note [Units that change]. What a script asked of units is
+  // forgotten.
+  void regroup();
+
   // --- forward
   void begin_forward();
   void begin_call(Call& call);             // its units are Unsharded when this returns

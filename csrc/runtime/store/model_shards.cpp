@@ -10,8 +10,8 @@ namespace {
 
 // Tensors that cannot be divided into rows stay whole: scalars and tensors of at most one element. With one
 // rank nothing is sharded.
-bool can_shard(const ParamSpec& spec, const ShardGroups& shard_groups) {
-  return !shard_groups.shard->alone() && !spec.sizes().empty() && c10::multiply_integers(spec.sizes()) > 1;
+bool can_shard(at::IntArrayRef sizes, const ShardGroups& shard_groups) {
+  return !shard_groups.shard->alone() && !sizes.empty() && c10::multiply_integers(sizes) > 1;
 }
 
 void check_split(const ParamSpec& spec) {
@@ -62,7 +62,7 @@ ModelShards::ModelShards(std::vector<ParamSpec> params, const std::vector<UnitSp
     // With one rank a split weight keeps its slices, but none is sharded.
     if (spec.split && everyone.shard->alone()) spec.split->sharded = 0;
     const ShardGroups& shard_groups = traits(modes[i]).inside_hosts ? hybrid : everyone;
-    const bool sharded = spec.split || (traits(modes[i]).sharded && can_shard(spec, shard_groups));
+    const bool sharded = spec.split || (traits(modes[i]).sharded && can_shard(spec.sizes(), shard_groups));
     offloads_ |= add_parameter(spec, sharded, shard_groups).away();
     spec.tensor.reset();
   }
@@ -139,6 +139,34 @@ std::vector<Parameter*> ModelShards::join(const std::vector<ParamSpec>& specs) {
     add_copy(*joined.back());
   }
   return joined;
+}
+
+void ModelShards::check_rows_stay(const std::vector<UnitSpec>& units) const {
+  std::vector<char> found(params_.size());
+  for (const UnitSpec& unit : units)
+    for (const int64_t i : unit.params) {
+      const Parameter& p = parameter(i);
+      const ShardGroups& over = traits(unit.mode).inside_hosts ? hybrid_ : everyone_;
+      const bool sharded = traits(unit.mode).sharded && can_shard(p.full_sizes(), over);
+      const bool stays = p.split() ? !traits(unit.mode).inside_hosts
+                                   : p.whole() != sharded && (p.whole() || place_of(p).shard_groups == &over);
+      OSDP_CHECK(!found[i]++, Sharding, "OSDP: parameter '", p.name(), "' is in two units of the new plan.");
+      OSDP_CHECK(stays, Sharding, "OSDP: parameter '", p.name(), "' cannot be regrouped as ",
+                 traits(unit.mode).name, " in unit '", unit.name,
+                 "': this rank holds other rows of it. Shard the model anew.");
+    }
+  for (const auto& p : params_)
+    OSDP_CHECK(found[p->index()], Sharding, "OSDP: parameter '", p->name(),
+               "' is in no unit of the new plan: shard the model anew.");
+}
+
+void ModelShards::regroup(const std::vector<UnitSpec>& units) {
+  check_rows_stay(units);
+  for (const auto& call : calls_) call->forget_units();
+  for (Place& place : places_) place.unit = nullptr, place.slot = nullptr, place.slices.clear();
+  units_.clear(), replicated_.clear();
+  whole_.clear(), split_.clear(), in_columns_.clear();
+  for (const UnitSpec& unit : units) add_unit(unit);
 }
 
 Call* ModelShards::add_call(std::string module, const std::vector<int64_t>& params, bool root, bool hold,

@@ -1,8 +1,18 @@
 // ModelShards: the parameters of one sharded model, the units in which they are gathered, and the calls that
 // use the units. It describes only what exists; UnitScheduler and ParamViews keep the state within a step.
 //
-// Invariants: the addresses of parameters, units and calls are stable, and none is removed. A parameter is
-// whole, or split into slices, or in one unit. Whole parameters may be added between steps.
+// Invariants: the addresses of parameters, units and calls are stable. None is removed, except that `regroup`
+// replaces all units. A parameter is whole, or split into slices, or in one unit. Whole parameters may be
+// added between steps.
+//
+// Note [Units that change]
+// Which rows a rank holds of a parameter follows from its mode and its slices, not from the parameters that
+// travel with it nor from the calls that gather it. A plan that changes only these (that of the first
+// forward, which tells which modules read what) therefore moves nothing: `regroup` makes other units of the
+// same parameters, and each unit takes its mode from the new plan, as long as the rows stay. Parameters,
+// their gradients and the hooks on their AccumulateGrad nodes know no units. Calls do: the calls of before
+// have none from then on, and refuse to begin. They stay where they are, because functions that a script has
+// taken from a module, and graphs of earlier forwards, refer to them.
 #pragma once
 
 #include <memory>
@@ -41,6 +51,10 @@ class ModelShards {
 
   // Adds whole parameters that the model gained after sharding, in the order of `specs`.
   std::vector<Parameter*> join(const std::vector<ParamSpec>& specs);
+  // Other units, of the same parameters. Throws ShardingError, before anything is changed, if this rank would
+  // hold other rows of a parameter, or if one of the present units' parameters is in none of them. All units
+  // are Sharded, and none has a gradient. See Note [Units that change].
+  void regroup(const std::vector<UnitSpec>& units);
   Call* add_call(std::string module, const std::vector<int64_t>& params, bool root, bool hold, bool method,
                  const std::vector<int64_t>& alone);
 
@@ -64,6 +78,7 @@ class ModelShards {
   void add_copy(Parameter& param);  // if it is whole and computed in another dtype
   void add_slices(Parameter& param, const ShardGroups& shard_groups);
   void add_unit(const UnitSpec& spec);
+  void check_rows_stay(const std::vector<UnitSpec>& units) const;
 
   const int64_t model_;
   const ShardGroups& everyone_;

@@ -123,7 +123,7 @@ Parameter::Parameter(const ParamSpec& spec, size_t index, bool sharded, int64_t 
     pieces_.push_back({offsets, sizes, range.dim, 0, count, !sharded});
   }
   if (spec.full_sizes) {
-    tensor_.set_data(at::empty(local_sizes(), home_options()));
+    tensor_.set_data(spec.local.defined() ? spec.local : at::empty(local_sizes(), home_options()));
   } else if (sharded) {
     at::Tensor full = tensor_.variable_data();
     tensor_.set_data(take_local(full));

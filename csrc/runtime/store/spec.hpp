@@ -42,7 +42,8 @@ struct Precision {
 };
 
 // One parameter. On entry `tensor` holds the full value, equal on every rank. With `full_sizes` it holds no
-// value yet: memory for this rank's part is then allocated, and the caller fills it.
+// value yet: it gets `local`, this rank's part, if that is defined; otherwise memory for the part is
+// allocated, and the caller fills it.
 struct ParamSpec {
   std::string name;
   at::Tensor tensor;
@@ -50,6 +51,7 @@ struct ParamSpec {
   std::optional<std::vector<int64_t>> full_sizes;
   Precision precision;
   bool offload = false;  // with full_sizes: the sharded part rests in host memory, see offload.hpp
+  at::Tensor local = {};
 
   at::IntArrayRef sizes() const { return full_sizes ? at::IntArrayRef(*full_sizes) : tensor.sizes(); }
 };

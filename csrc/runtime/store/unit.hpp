@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "faults/errors.hpp"
 #include "faults/task_name.hpp"
 #include "runtime/store/shard_groups.hpp"
 #include "runtime/store/shard_store.hpp"
@@ -76,7 +77,19 @@ struct Call {
   std::vector<Unit*> slices;  // of a split module: acquired by its matrix product, one at a time
   std::vector<WholeCopy*> copies;
   bool root = false;
-  bool hold = false;  // inside a recomputed block whose parameters are held for the backward
+  bool hold = false;    // inside a recomputed block whose parameters are held for the backward
+  bool former = false;  // of units that exist no longer: Note [Units that change]
+
+  void forget_units() {
+    units.clear(), slices.clear(), copies.clear();
+    former = true;
+  }
+  void check_current() const {
+    OSDP_CHECK(
+        !former, Sharding, "OSDP: ", module.empty() ? "the model" : "'" + module + "'",
+        " travels in other units since the model's first training forward, and this is a function or a "
+        "graph of before: take the function from the model again, and run backward before that forward");
+  }
 };
 
 }  // namespace osdp::runtime

@@ -62,6 +62,7 @@ __all__: list[str] = [
     "proven_bound_ps",
     "proven_lower_bound",
     "schedule",
+    "slices_fit",
     "solve",
     "solve_table",
     "traits",
@@ -864,6 +865,15 @@ def schedule(
 ) -> Schedule:
     """
     The search of one objective alone, for benchmarks.
+    """
+
+def slices_fit(
+    length: typing.SupportsInt | typing.SupportsIndex,
+    granularity: typing.SupportsInt | typing.SupportsIndex,
+    by_rows: bool,
+) -> bool:
+    """
+    Whether a dimension of that length can be cut into `granularity` slices. `by_rows`: of the weight as it is stored, which may leave a rest.
     """
 
 def solve(

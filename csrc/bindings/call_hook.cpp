@@ -15,10 +15,20 @@ bool in_transform() {
   return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
 }
 
+// What `set_python_functions` was given.
+struct PythonFunctions {
+  py::object typed_error;        // (error, runtime, module) -> the error to raise instead, or None
+  py::object is_differentiated;  // (tensor) -> whether a transform of torch.func takes its gradient
+};
+
+PythonFunctions& python_functions() {
+  static auto* functions = new PythonFunctions;  // never destroyed: Python may be finalized by then
+  return *functions;
+}
+
 bool is_differentiated(const at::Tensor& t) {
-  const auto functorch = py::module_::import("torch._C").attr("_functorch");
-  return py::hasattr(functorch, "is_gradtrackingtensor") &&
-         functorch.attr("is_gradtrackingtensor")(t).cast<bool>();
+  const py::object& is = python_functions().is_differentiated;
+  return is && is(t).cast<bool>();
 }
 
 // The hook runs inside an `except` block of nn.Module's call, so this is the exception being handled.
@@ -46,13 +56,14 @@ std::string exception_text() {
 // An error thrown deep inside torch, such as an access to a detached storage, reaches Python as a
 // RuntimeError even if its text is ours. A failed call of a module runs its hooks and then raises the
 // exception being handled, so the hook replaces that exception by one of our classes. For backward see
-// osdp/sharding/torch_patches/autograd_errors.py.
+// osdp/sharding/torch_patches/autograd_errors.py, which chooses the class in both.
 void retype(const CallHook& hook) {
   const py::object error = exception();
   PyObject* kind = reinterpret_cast<PyObject*>(Py_TYPE(error.ptr()));
   if (kind != PyExc_RuntimeError && kind != PyExc_NotImplementedError) return;
-  const py::object typed = py::module_::import("osdp.sharding.torch_patches.autograd_errors")
-                               .attr("typed")(error, hook.runtime, hook.call->module);
+  const py::object& typed_error = python_functions().typed_error;
+  if (!typed_error) return;
+  const py::object typed = typed_error(error, hook.runtime, hook.call->module);
   if (!typed.is_none()) PyErr_SetHandledException(typed.ptr());
 }
 
@@ -197,6 +208,15 @@ void bind_call_hook(pybind11::module_& m) {
       "before an outermost call ('registered': something was registered since the last look; '': from time "
       "to "
       "time) and after one in which something was registered ('forward').");
+  m.def(
+      "set_python_functions",
+      [](py::object typed_error, py::object is_differentiated) {
+        python_functions() = {std::move(typed_error), std::move(is_differentiated)};
+      },
+      py::arg("typed_error"), py::arg("is_differentiated"),
+      "What hooks of calls ask Python: typed_error(error, runtime, module), the error to raise instead of a "
+      "RuntimeError of a module's call, or None; is_differentiated(tensor), whether torch.func takes its "
+      "gradient.");
   m.def(
       "count_registration",
       [](const py::object&, const py::object&, const py::object&) { ++tree_watch().registrations; },

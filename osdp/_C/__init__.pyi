@@ -44,6 +44,7 @@ __all__: list[str] = [
     "register_source",
     "set_error_types",
     "set_place",
+    "set_python_functions",
     "set_ranks_of_part",
     "shutdown",
     "start_heartbeat",
@@ -243,6 +244,7 @@ class ParamSpec:
         compute: torch.dtype | None = None,
         reduce: torch.dtype | None = None,
         offload: bool = False,
+        local: torch.Tensor | None = None,
     ) -> None: ...
 
 class UnitSpec:
@@ -372,6 +374,10 @@ class Runtime:
     def reduce_kept(self) -> None:
         """
         Reduces the gradients that were kept under no_sync, between steps. Collective. Raises ShardingError within a step, and while `sync` is False.
+        """
+    def regroup(self, units: collections.abc.Sequence[UnitSpec]) -> None:
+        """
+        Replaces the units, and ends the calls, of the same parameters; the rows of each stay. Raises ShardingError, before anything is changed, where they would not, and within a step.
         """
     def reset_statistics(self) -> None: ...
     def reshard(self, params: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> None:
@@ -597,6 +603,11 @@ def set_error_types(types: list) -> None:
 def set_place(group: str, device: torch.device, place: str) -> None:
     """
     Sets the position that other ranks' errors name for this rank, such as 'osdp.save'; '': none.
+    """
+
+def set_python_functions(typed_error: typing.Any, is_differentiated: typing.Any) -> None:
+    """
+    What hooks of calls ask Python: typed_error(error, runtime, module), the error to raise instead of a RuntimeError of a module's call, or None; is_differentiated(tensor), whether torch.func takes its gradient.
     """
 
 def set_ranks_of_part(

@@ -144,6 +144,8 @@ def _leaves(outputs: Iterable[Any]) -> list[Tensor]:
 
 
 def install_typed_errors() -> None:
+    functorch: Any = torch._C._functorch
+    _C.set_python_functions(typed, getattr(functorch, "is_gradtrackingtensor", lambda tensor: False))
     if hasattr(torch.autograd, "_engine_run_backward"):
         replace(torch.autograd, "_engine_run_backward", _watched)
 

@@ -259,17 +259,20 @@ void BackwardPass::finish() {
   }
   if (stack_.empty()) views_.check_written();
   graph_created_ = creates_graph_;
+  leave();
+  if (stack_.empty()) views_.note_writes();
+  replicas_.check();
+  if (stack_.empty()) views_.call_hooks();
+}
+
+void BackwardPass::leave() {
   step_.in_backward = creates_graph_ = begun_at_gradient_ = false;
   ++step_.backwards;
   stack_.tell_place(step_.in_backward);
-  if (stack_.empty()) {
-    views_.show_sharded();
-    units_.give_back_idle_memory();
-    views_.drop_copies();
-    views_.note_writes();
-  }
-  replicas_.check();
-  if (stack_.empty()) views_.call_hooks();
+  if (!stack_.empty()) return;
+  views_.show_sharded();
+  units_.give_back_idle_memory();
+  views_.drop_copies();
 }
 
 Parameter* BackwardPass::unreduced() const {
@@ -298,14 +301,7 @@ void BackwardPass::abort() noexcept {
     }
     units_.abort();
     units_.await_host_memory();
-    step_.in_backward = creates_graph_ = begun_at_gradient_ = false;
-    ++step_.backwards;
-    stack_.tell_place(step_.in_backward);
-    if (stack_.empty()) {
-      views_.show_sharded();
-      units_.give_back_idle_memory();
-      views_.drop_copies();
-    }
+    leave();
     stack_.tell_raised();
   } catch (const std::exception& e) {
     TORCH_WARN("OSDP: the model could not be restored after an exception: ", e.what());

@@ -61,6 +61,7 @@ class BackwardPass {
 
  private:
   void check_asked();
+  void leave();  // the pass has ended: parameters are as they are between passes
   void show();
   // Whether autograd adds its gradient to the one that this rank keeps.
   bool accumulates_in_place(const Parameter& param) const;

@@ -165,68 +165,63 @@ void GradientBuckets::add_slice_gradient(Parameter& p, int64_t slice, const at::
 }
 
 void GradientBuckets::launch(Bucket& bucket) {
-  if (bucket.items[0]->param->mixed()) return launch_mixed(bucket);
-  comm::Tensors all;
   std::vector<Item*> launched;
-  bucket.parts.assign(bucket.items.size(), faults::TaskNames::Part::None);
-  for (size_t i = 0; i < bucket.items.size(); ++i) {
-    Item* item = bucket.items[i].get();
-    if (!item->queued) continue;
-    item->queued = item->dirty = false;
-    item->param->note_reduced();
-    launched.push_back(item);
-    at::Tensor gradient = item->gradient();
-    OSDP_CHECK(!gradient.defined() || gradient.layout() == at::kStrided, Sharding, "OSDP: parameter '",
-               item->param->name(),
-               "' got a sparse gradient, which is not supported. Use sparse=False in its module.");
-    if (!gradient.defined() || gradient.numel() == 0) continue;
-    bucket.parts[i] = faults::TaskNames::Part::Gradient;
-    all.push_back(std::move(gradient));
-  }
-  if (all.empty()) return;
-  const Gradients gradients(all);
-  comm::EarlySend early = collectives_->early_send_of_all_reduce(gradients.first());
-  comm::Work work = lane_->submit(
-      bucket.names.of(bucket.parts, step_.accumulates),
-      [gradients, collectives = collectives_] { average_together(*collectives, gradients); },
-      std::move(early));
-  for (Item* item : launched) item->in_flight = work;
-  works_.push_back(std::move(work));
+  std::vector<Averaged> gradients = take(bucket, launched);
+  if (gradients.empty()) return;
+  const faults::TaskNamePtr name = bucket.names.of(bucket.parts, step_.accumulates);
+  const bool mixed = bucket.items[0]->param->mixed();
+  works_.push_back(mixed ? submit_mixed(name, std::move(gradients)) : submit_in_place(name, gradients));
+  for (Item* item : launched) item->in_flight = works_.back();
 }
 
-void GradientBuckets::launch_mixed(Bucket& bucket) {
-  auto gradients = std::make_shared<std::vector<Averaged>>();
-  std::vector<Item*> launched;
+std::vector<Averaged> GradientBuckets::take(Bucket& bucket, std::vector<Item*>& taken) {
+  std::vector<Averaged> gradients;
   bucket.parts.assign(bucket.items.size(), faults::TaskNames::Part::None);
   for (size_t i = 0; i < bucket.items.size(); ++i) {
     Item* item = bucket.items[i].get();
     if (!item->queued) continue;
     item->queued = item->dirty = false;
     item->param->note_reduced();
-    const bool alone = item->pending.defined();
+    const bool alone = item->pending.defined(), first = std::exchange(item->first, false);
     if (alone && (item->param->split() || item->pending.numel() == 0)) item->param->ensure_local_grad();
     at::Tensor kept = item->gradient();
     at::Tensor gradient = alone ? std::exchange(item->pending, at::Tensor()) : kept;
-    if (!gradient.defined() || gradient.numel() == 0) continue;
-    launched.push_back(item);
-    bucket.parts[i] = alone || std::exchange(item->first, false) ? faults::TaskNames::Part::Gradient
-                                                                 : faults::TaskNames::Part::WithKept;
-    gradients->push_back({item->param, std::move(gradient), std::move(kept), !alone});
+    if (!gradient.defined()) continue;
+    OSDP_CHECK(gradient.layout() == at::kStrided, Sharding, "OSDP: parameter '", item->param->name(),
+               "' got a sparse gradient, which is not supported. Use sparse=False in its module.");
+    if (gradient.numel() == 0) continue;
+    taken.push_back(item);
+    const bool with_kept = item->param->mixed() && !alone && !first;
+    bucket.parts[i] = with_kept ? faults::TaskNames::Part::WithKept : faults::TaskNames::Part::Gradient;
+    gradients.push_back({item->param, std::move(gradient), std::move(kept), !alone});
   }
-  if (gradients->empty()) return;
-  const at::ScalarType reduce = bucket.items[0]->param->reduce_dtype();
+  return gradients;
+}
+
+comm::Work GradientBuckets::submit_in_place(const faults::TaskNamePtr& name,
+                                            const std::vector<Averaged>& averaged) {
+  comm::Tensors all;
+  for (const Averaged& each : averaged) all.push_back(each.gradient);
+  const Gradients gradients(all);
+  comm::EarlySend early = collectives_->early_send_of_all_reduce(gradients.first());
+  return lane_->submit(
+      name, [gradients, collectives = collectives_] { average_together(*collectives, gradients); },
+      std::move(early));
+}
+
+comm::Work GradientBuckets::submit_mixed(const faults::TaskNamePtr& name, std::vector<Averaged> averaged) {
+  const auto gradients = std::make_shared<std::vector<Averaged>>(std::move(averaged));
+  const at::ScalarType reduce = gradients->front().param->reduce_dtype();
   // At most one bucket is being averaged while the gradients of the next are computed, as plans count it.
   if (!works_.empty()) works_.back().wait();
   // A stream's lane keeps the tensors that it reads until the computing stream has waited for it. So it gets
   // a copy, and the gradients themselves are freed as soon as they have been copied.
   const at::NoGradGuard no_grad;
   at::Tensor copy = lane_->keeps() ? joined(collectives_->world(), reduce, *gradients) : at::Tensor();
-  const auto task = [gradients, reduce, copy = std::move(copy), collectives = collectives_] {
+  return lane_->submit(name, [gradients, reduce, copy = std::move(copy), collectives = collectives_] {
     average(*collectives, copy.defined() ? copy : joined(collectives->world(), reduce, *gradients),
             *gradients);
-  };
-  works_.push_back(lane_->submit(bucket.names.of(bucket.parts, step_.accumulates), task));
-  for (Item* item : launched) item->in_flight = works_.back();
+  });
 }
 
 void GradientBuckets::flush() {

@@ -19,6 +19,7 @@
 #include "comm/lane.hpp"
 #include "runtime/step/step_state.hpp"
 #include "runtime/store/arrivals.hpp"
+#include "runtime/store/precision.hpp"
 #include "runtime/store/shard_store.hpp"
 
 namespace osdp::runtime {
@@ -91,7 +92,11 @@ class GradientBuckets {
   }
   void open(const std::string& name, const std::vector<Parameter*>& params);
   void launch(Bucket& bucket);
-  void launch_mixed(Bucket& bucket);
+  // The gradients of the bucket that are to be averaged, and their items.
+  static std::vector<Averaged> take(Bucket& bucket, std::vector<Item*>& taken);
+  comm::Work submit_in_place(const faults::TaskNamePtr& name, const std::vector<Averaged>& averaged);
+  comm::Work submit_mixed(const faults::TaskNamePtr& name,
+                          std::vector<Averaged> averaged);  // Note [Mixed precision]
 
   std::shared_ptr<comm::Lane> lane_;
   std::shared_ptr<comm::Collectives> collectives_;

@@ -79,7 +79,7 @@ void UnitScheduler::assert_state(const Unit& unit, bool holds, const char* trans
 bool UnitScheduler::stale(const Unit& unit) const {
   const UnitState& state = state_of(unit);
   if (step_.in_backward || state.running > 0 || state.epoch == step_.epoch) return false;
-  return !state.stays || state.version != unit.version();
+  return !state.needs.has(Need::Script) || state.version != unit.version();
 }
 
 void UnitScheduler::unshard(Unit& unit) {
@@ -143,7 +143,25 @@ void UnitScheduler::use(Unit& unit) {
   if (state.phase == Phase::Unsharding) wait_unshard(unit);
 }
 
-void UnitScheduler::reshard(Unit& unit) noexcept {
+void UnitScheduler::begin_use(Unit& unit) {
+  use(unit);
+  assert_state(unit, state_of(unit).phase == Phase::Unsharded, "be read");
+  ++state_of(unit).running;
+}
+
+void UnitScheduler::need(Unit& unit, Need need) {
+  UnitState& state = state_of(unit);
+  const bool gathered = need == Need::Backward || need == Need::Script;
+  assert_state(unit, !gathered || state.phase != Phase::Sharded, "be kept");
+  state.needs.add(need);
+}
+
+void UnitScheduler::reshard(Unit& unit) {
+  assert_state(unit, state_of(unit).running == 0, "be resharded while a call reads it,");
+  release(unit);
+}
+
+void UnitScheduler::release(Unit& unit) noexcept {
   UnitState& state = state_of(unit);
   if (state.phase == Phase::Unsharding) {
     try {
@@ -157,53 +175,42 @@ void UnitScheduler::reshard(Unit& unit) noexcept {
     if (slot.attached()) slot.detach();
   }
   state.phase = Phase::Sharded;
-  state.keep = state.stays = false;
+  state.needs.drop(Need::Backward);
+  state.needs.drop(Need::Script);
 }
 
 void UnitScheduler::begin_forward() { forward_order_.begin(); }
 
 void UnitScheduler::begin_call(Call& call) {
-  for (Unit* unit : call.units) {
-    use(*unit);
-    ++state_of(*unit).running;
-  }
+  for (Unit* unit : call.units) begin_use(*unit);
 }
 
 void UnitScheduler::end_call(Call& call, bool failed) {
   for (Unit* unit : call.units)
-    if (state_of(*unit).running > 0) {
-      --state_of(*unit).running;
+    if (state_of(*unit).running > 0) {  // else begin_call has failed before it
+      end_use(*unit);
       reshard_after_forward(call, *unit, failed);
     }
 }
 
 void UnitScheduler::keep_recomputed(const Call& call) {
-  for (Unit* unit : call.units) state_of(*unit).recomputed = true;
+  for (Unit* unit : call.units) need(*unit, Need::Recomputation);
 }
 
 void UnitScheduler::reshard_after_forward(Call& call, Unit& unit, bool failed) {
   UnitState& state = state_of(unit);
-  if (state.running > 0 || state.in_backward || state.phase != Phase::Unsharded) return;
+  if (state.running > 0 || state.needs.has(Need::Gradients) || state.phase != Phase::Unsharded) return;
   if (failed) return reshard(unit);
-  if (state.again) {
-    state.keep = true;
-    return;
-  }
+  if (state.needs.has(Need::Graph)) return need(unit, Need::Backward);
   const bool stays = state.stays_after_forward.value_or(state.stays_if_kept && traits(unit.mode).kept);
   if (step_.in_backward) {  // a recomputation
     if (!call.hold && !stays) reshard(unit);
     return;
   }
-  if (stays) {
-    state.stays = true;
-    return;
-  }
+  if (stays) return need(unit, Need::Script);
   const bool backward_follows = step_.root_forward && !step_.part && forward_order_.ends_with(&unit);
   const bool kept = !state.stays_after_forward && (traits(unit.mode).kept || backward_follows);
-  if (step_.grad_forward && kept) {
-    state.keep = true;
-    return;
-  }
+  if (step_.grad_forward && kept) return need(unit, Need::Backward);
   if (call.method) return reshard(unit);
   std::vector<const Call*>& used_by = state.used_by;
   if (std::find(used_by.begin(), used_by.end(), &call) == used_by.end()) used_by.push_back(&call);
@@ -211,8 +218,13 @@ void UnitScheduler::reshard_after_forward(Call& call, Unit& unit, bool failed) {
 }
 
 void UnitScheduler::end_forward(bool failed) {
-  for (const auto& unit : shards_.units())
-    if (const UnitState& state = state_of(*unit); failed || !(state.keep || state.stays)) reshard(*unit);
+  for (const auto& unit : shards_.units()) {
+    const Needs& needs = state_of(*unit).needs;
+    if (failed)
+      release(*unit);
+    else if (!needs.has(Need::Backward) && !needs.has(Need::Script))
+      reshard(*unit);
+  }
   if (!failed && step_.root_forward) forward_order_.end();
 }
 
@@ -221,9 +233,9 @@ void UnitScheduler::begin_backward() { backward_order_.begin(); }
 void UnitScheduler::begin_call_backward(const Call& call, bool reads, bool again) {
   for (Unit* unit : call.units) {
     UnitState& state = state_of(*unit);
-    state.in_backward = true;
+    need(*unit, Need::Gradients);
+    if (again) need(*unit, Need::Graph);
     state.readers += reads;
-    state.again |= again;
     if (state.gathers_in_backward) use(*unit);
   }
 }
@@ -241,10 +253,11 @@ void UnitScheduler::end_call_backward(const Call& call) {
 void UnitScheduler::reshard_after_backward(Unit& unit) {
   UnitState& state = state_of(unit);
   if (state.readers > 0 || state.running > 0 || state.gradients.incomplete(current_graph_task())) return;
-  if (state.again || state.recomputed) return;  // stays until the end of this backward, or longer
-  state.in_backward = false;
+  // It stays until the end of this backward, or longer.
+  if (state.needs.has(Need::Graph) || state.needs.has(Need::Recomputation)) return;
+  state.needs.drop(Need::Gradients);
   if (state.stays_after_backward && state.phase != Phase::Sharded)
-    state.stays = true;
+    need(unit, Need::Script);
   else
     reshard(unit);
 }
@@ -287,7 +300,7 @@ void UnitScheduler::await_room(size_t bytes) {
   for (size_t i = left_; i < reductions_.size(); ++i) held += reductions_[i].bytes;
   for (const auto& unit : shards_.units())
     if (const UnitState& state = state_of(*unit);
-        state.phase != Phase::Sharded && !traits(unit->mode).kept && !state.stays)
+        state.phase != Phase::Sharded && !traits(unit->mode).kept && !state.needs.has(Need::Script))
       held += unit->bytes();
   for (; left_ < reductions_.size() && held > depth_.bytes; ++left_) {
     reductions_[left_].reduction.wait();
@@ -345,12 +358,18 @@ void UnitScheduler::reduce(Unit& unit) {
 void UnitScheduler::finish_units(bool creates_graph) {
   for (const auto& unit : shards_.units()) {
     UnitState& state = state_of(*unit);
-    if (state.again && !creates_graph) state.again = state.keep = false;
-    if (state.in_backward && state.phase != Phase::Sharded) state.stays = state.stays_after_backward;
-    const bool kept = state.again || state.stays || (state.keep && !state.in_backward);
+    Needs& needs = state.needs;
+    if (needs.has(Need::Graph) && !creates_graph) needs.drop(Need::Graph), needs.drop(Need::Backward);
+    if (needs.has(Need::Gradients)) {
+      needs.drop(Need::Gradients), needs.drop(Need::Backward);
+      if (!state.stays_after_backward)
+        needs.drop(Need::Script);
+      else if (state.phase != Phase::Sharded)
+        need(*unit, Need::Script);
+    }
+    const bool kept = needs.has(Need::Graph) || needs.has(Need::Script) || needs.has(Need::Backward);
     if (state.running == 0 && !kept) reshard(*unit);
-    if (state.again) state.keep = true;
-    state.in_backward = false;
+    if (needs.has(Need::Graph) && state.phase != Phase::Sharded) need(*unit, Need::Backward);
     state.readers = 0;
     for (Slot& slot : unit->slots)
       if (step_.syncs(slot.owner())) slot.gradient.resume();
@@ -381,8 +400,8 @@ void UnitScheduler::end_backward() {
 void UnitScheduler::abort() {
   for (const auto& unit : shards_.units()) {
     UnitState& state = state_of(*unit);
-    reshard(*unit);
-    state.in_backward = false;
+    release(*unit);
+    state.needs.drop(Need::Gradients);
     state.readers = 0;
     state.gradients.forget();
     for (Slot& slot : unit->slots) slot.gradient.drop_pending();
@@ -402,14 +421,14 @@ void UnitScheduler::forget_reductions() {
 }
 
 const at::Tensor& UnitScheduler::begin_slice(Unit& slice) {
-  use(slice);
-  ++state_of(slice).running;
+  begin_use(slice);
   return slice.slots[0].full();
 }
 
 void UnitScheduler::end_slice(Unit& slice) noexcept {
-  UnitState& state = state_of(slice);
-  if (state.running > 0 && --state.running == 0) reshard(slice);
+  if (state_of(slice).running == 0) return;  // begin_slice has failed
+  end_use(slice);
+  if (state_of(slice).running == 0) release(slice);
 }
 
 void UnitScheduler::slice_gradient_arrived(Unit& slice, at::Tensor gradient) {

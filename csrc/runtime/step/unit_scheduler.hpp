@@ -69,7 +69,8 @@ class UnitScheduler {
   // `again`: see Note [Backward of a backward].
   void begin_call_backward(const Call& call, bool reads, bool again);
   void end_call_backward(const Call& call);
-  bool in_backward(const Unit& unit) const { return state_of(unit).in_backward; }
+  // Whether this backward has reached it, and gradients of it are to come.
+  bool in_backward(const Unit& unit) const { return state_of(unit).needs.has(Need::Gradients); }
   // The gradient of one of the unit's parameters is complete; `gradient` is undefined if there is nothing to
   // reduce. After the last one of this graph task the unit is resharded and reduced.
   void gradient_arrived(Unit& unit, Slot& slot, at::Tensor gradient);
@@ -118,11 +119,15 @@ class UnitScheduler {
   void reset_statistics() { statistics_ = {}; }
 
  private:
-  // --- transitions
-  void unshard(Unit& unit);           // Sharded, or Unsharded and stale -> Unsharding
-  void wait_unshard(Unit& unit);      // Unsharding -> Unsharded
-  void reshard(Unit& unit) noexcept;  // any -> Sharded
-  void use(Unit& unit);               // any -> Unsharded; prefetches the next ones
+  // --- transitions: Note [Unit states]
+  void unshard(Unit& unit);
+  void wait_unshard(Unit& unit);
+  void begin_use(Unit& unit);  // unshards it if need be, and prefetches the next ones
+  void end_use(Unit& unit) { --state_of(unit).running; }
+  void need(Unit& unit, Need need);
+  void reshard(Unit& unit);
+  void release(Unit& unit) noexcept;  // what reshard does, also after an exception, whoever reads it
+  void use(Unit& unit);               // any -> Unsharded, for a call or its backward
   void assert_state(const Unit& unit, bool holds, const char* transition) const;
 
   UnitState& state_of(const Unit& unit) { return states_[unit.index]; }

@@ -1,11 +1,29 @@
 // UnitState: what UnitScheduler, which alone changes it, knows of a unit within a step.
 //
 // Note [Unit states]
-//   Sharded --unshard--> Unsharding --wait_unshard--> Unsharded --reshard--> Sharded
-// A gathered unit is not resharded after a forward call if another call is using it, if its backward is under
-// way, if it is kept for the backward (SHARD_GRAD_OP, or the last unit of the forward), if it is held from
-// recomputation to backward, if another call of the same unit is still to come in this forward, or if the
-// script wants it to stay (Note [Units that stay gathered]).
+// A unit is in one phase. Calls that read it are counted, and what else needs it gathered is a set of Needs.
+//
+//   transition            from                          to           changes
+//   unshard               Sharded; Unsharded and stale  Unsharding
+//   wait_unshard          Unsharding                    Unsharded
+//   begin_call, _slice    Unsharded                     same         running + 1
+//   end_call, _slice      any, running > 0              same         running - 1
+//   need Backward, Script Unsharding, Unsharded         same         needs + it
+//   need another          any                           same         needs + it
+//   end_call_backward     any, readers > 0              same         readers - 1
+//   reshard               any, running = 0              Sharded      needs - Backward, Script
+//   after an exception    any                           Sharded      the same; readers = 0 after a backward's
+//
+// Each asserts what it comes from. When a unit is resharded:
+//
+//   at the end of            unless
+//   a call in forward        running; needs Gradients, Graph, Script, Backward; other calls of it are to come
+//   a call in recomputation  running; needs Gradients, Graph; the call holds it; the script wants it to stay
+//   the forward              needs Backward, Script
+//   its backward             running, readers, gradients are to come; needs Graph, Recomputation
+//   the backward of all      running; needs Graph, Script; Backward, if this backward did not reach it
+//
+// and where the script asks, see Note [Units that stay gathered].
 #pragma once
 
 #include <cstdint>
@@ -18,26 +36,41 @@
 
 namespace osdp::runtime {
 
+// Why a unit is to stay gathered although no call that runs reads it.
+enum class Need : uint8_t {
+  Backward = 1,       // the forward keeps it for its backward: SHARD_GRAD_OP, or its last unit
+  Gradients = 2,      // a backward has reached it, and gradients of its parameters are to come
+  Script = 4,         // Note [Units that stay gathered]: whatever ends, until it is next resharded
+  Graph = 8,          // Note [Backward of a backward]
+  Recomputation = 16  // Note [Functions that are recomputed]: for good
+};
+
+class Needs {
+ public:
+  bool has(Need need) const { return (set_ & bit(need)) != 0; }
+  void add(Need need) { set_ |= bit(need); }
+  void drop(Need need) { set_ &= static_cast<uint8_t>(~bit(need)); }
+
+ private:
+  static constexpr uint8_t bit(Need need) { return static_cast<uint8_t>(need); }
+  uint8_t set_ = 0;
+};
+
 struct UnitState {
   enum class Phase { Sharded, Unsharding, Unsharded };
 
   Phase phase = Phase::Sharded;
   comm::Work unsharding;  // while Unsharding
   int64_t epoch = -1;     // of the outermost forward in which it was last gathered; see StepState::epoch
-  int64_t running = 0;    // forward calls in progress that use it
+  int64_t version = -1;   // of its parameters, then
+  int64_t running = 0;    // calls in progress, and products of a slice, that read it
+  int64_t readers = 0;    // calls in backward that may still read its frozen parameters; see Invocation
+  Needs needs;
   std::vector<const Call*> used_by;  // the calls, each once, that used it since it was gathered
-  bool in_backward = false;
-  int64_t readers = 0;  // calls in backward that may still read its frozen parameters; see Invocation
-  bool keep = false;
-  bool again = false;       // see Note [Backward of a backward]
-  bool recomputed = false;  // see Note [Functions that are recomputed]
   Arrivals gradients;
   int64_t reduced = -1;  // the backward in which it was reduced last; see StepState::backwards
 
-  // --- see Note [Units that stay gathered]
-  bool stays = false;    // whatever forward or backward ends, until it is next resharded
-  int64_t version = -1;  // of its parameters, when it was last gathered
-  // What the script has set.
+  // --- what the script has set, see Note [Units that stay gathered]
   std::optional<bool> stays_after_forward;
   bool stays_if_kept = false;  // until that is set: where the mode keeps it for the backward
   bool stays_after_backward = false;

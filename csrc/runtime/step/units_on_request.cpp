@@ -38,6 +38,11 @@ static const Parameter* written_in(const Unit& unit) {
   return nullptr;
 }
 
+// Whether a call reads it, or a backward that runs or is to come.
+static bool in_use(const UnitState& state) {
+  return state.running > 0 || state.needs.has(Need::Gradients) || state.needs.has(Need::Graph);
+}
+
 // In the model's order, each once. Slices of split weights are gathered by their product alone.
 std::vector<Unit*> UnitScheduler::units_with(const std::vector<int64_t>& params) const {
   std::vector<char> asked(states_.size());
@@ -75,7 +80,7 @@ void UnitScheduler::unshard(const std::vector<int64_t>& params) {
       reshard(*unit);
     }
     if (state.phase == Phase::Sharded) unshard(*unit);
-    state.stays = true;
+    need(*unit, Need::Script);
   }
 }
 
@@ -90,7 +95,7 @@ void UnitScheduler::show_read_only(const std::vector<int64_t>& params) {
     const ModelShards::Place& place = shards_.place_of(p);
     if (!place.unit) continue;
     const UnitState& state = state_of(*place.unit);
-    if (!state.stays || state.phase != Phase::Unsharded) continue;
+    if (!state.needs.has(Need::Script) || state.phase != Phase::Unsharded) continue;
     p.show_read_only(place.slot->full());
     read_only_ = true;
   }
@@ -117,9 +122,9 @@ void UnitScheduler::reshard(const std::vector<int64_t>& params) {
   const Parameter* written = nullptr;
   for (Unit* unit : units_with(params)) {
     UnitState& state = state_of(*unit);
-    state.stays = false;
+    state.needs.drop(Need::Script);
     if (!written) written = written_in(*unit);
-    if (state.running == 0 && !state.in_backward && !state.again) reshard(*unit);
+    if (!in_use(state)) reshard(*unit);
   }
   if (!step_.in_backward) give_back_idle_memory();
   refuse_lost_write(written);
@@ -129,7 +134,7 @@ void UnitScheduler::let_go(bool trained) {
   const Parameter* written = nullptr;
   for (const auto& unit : shards_.units()) {
     const UnitState& state = state_of(*unit);
-    if (!state.stays || state.running > 0 || state.in_backward || state.again) continue;
+    if (!state.needs.has(Need::Script) || in_use(state)) continue;
     const bool any = std::any_of(unit->slots.begin(), unit->slots.end(), [](const Slot& s) {
       // An optimizer also steps what was frozen after its backward.
       return s.owner().tensor().requires_grad() || s.owner().local_grad().defined();
@@ -143,7 +148,8 @@ void UnitScheduler::let_go(bool trained) {
 }
 
 bool UnitScheduler::any_stays() const {
-  return std::any_of(states_.begin(), states_.end(), [](const UnitState& s) { return s.stays; });
+  return std::any_of(states_.begin(), states_.end(),
+                     [](const UnitState& s) { return s.needs.has(Need::Script); });
 }
 
 }  // namespace osdp::runtime

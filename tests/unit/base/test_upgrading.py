@@ -104,7 +104,7 @@ def test_an_error_in_an_old_file_says_the_line_of_that_file() -> None:
     assert (caught.value.field, caught.value.line, caught.value.column) == ("count", 3, 11)
     assert str(caught.value).startswith("line 3, column 11: count: expected an integer")
     for damaged in ('"count": []', '"other": 1'):  # upgrading itself stumbles
-        with pytest.raises(FormatError, match="line 1, column 1: the osdp 'note' file is damaged"):
+        with pytest.raises(FormatError, match=r"line 1, column 1.*'note'"):
             json_files.loads("note", Note, f'{{"osdp": "note", "version": 1, {damaged}}}')
 
 

@@ -19,9 +19,7 @@ def test_blocks_can_be_recomputed_and_the_model_stays_as_it_was() -> None:
     with pytest.warns(UserWarning, match="changed its inputs"):
         cached = osdp.describe(model, **batch)
     assert cached.blocks == () and cached.blocks_changing_inputs == ("transformer.h.0", "transformer.h.1")
-    with pytest.raises(
-        osdp.InfeasibleError, match=r"recomputes 'transformer\.h\.0' and 1 more.*use_cache=False"
-    ):
+    with pytest.raises(osdp.InfeasibleError, match=r"'transformer\.h\.0'.*use_cache=False"):
         osdp.search(cached, memory="10KiB", world_size=2, hardware="rtx-titan-8")
     trained = describe(model, **batch, precision="bf16")
     assert [b.name for b in trained.blocks] == list(cached.blocks_changing_inputs)

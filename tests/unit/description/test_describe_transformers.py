@@ -306,5 +306,5 @@ def test_recomputation_that_the_model_does_itself_is_seen() -> None:
 def test_a_sample_that_does_not_fit_names_the_module() -> None:
     with pytest.raises(osdp.DescribeError, match=r"Conv2d 'swin\.embeddings\.patch_embeddings\.projection'"):
         osdp.describe(swin(use_cache=False), pixel_values=torch.randn(2, 5, 32, 32))
-    with pytest.raises(osdp.DescribeError, match=r"LlamaModel 'model' failed .* without a sample"):
+    with pytest.raises(osdp.DescribeError, match=r"LlamaModel 'model' .*sample"):
         osdp.describe(llama(use_cache=False), labels=tokens(2))

@@ -111,7 +111,7 @@ def test_known_integers_that_unknown_ones_are_written_to_are_unknown() -> None:
     with torch.device("meta"):
         silent, asking = Routed(False), Routed(True)
     assert used(osdp.describe(silent, sample)) == {"layer": True}
-    with pytest.raises(osdp.DescribeError, match="Routed '' depends on the values of tensors"):
+    with pytest.raises(osdp.DescribeError, match=r"Routed '' .*values"):
         osdp.describe(asking, sample)
 
 

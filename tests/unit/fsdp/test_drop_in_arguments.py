@@ -31,30 +31,22 @@ ZERO3 = torch_fsdp.ShardingStrategy.FULL_SHARD
 @pytest.mark.parametrize("memory", [None, "1GiB"])
 @pytest.mark.outcome("an argument that `FullyShardedDataParallel` does not have", osdp.InvalidProblemError)
 def test_an_unknown_argument_is_named(memory):
-    with pytest.raises(
-        osdp.InvalidProblemError, match=r"no argument 'limit_all_gather'; did you mean 'limit_all_gathers'"
-    ):
+    with pytest.raises(osdp.InvalidProblemError, match=r"'limit_all_gather'.*'limit_all_gathers'"):
         osdp.FullyShardedDataParallel(nn.Linear(2, 2), memory=memory, limit_all_gather=True)
 
 
 @pytest.mark.outcome("an option of the search among the class's arguments", osdp.InvalidProblemError)
 def test_options_of_the_search_have_an_argument_of_their_own():
-    with pytest.raises(
-        osdp.InvalidProblemError, match=r"'batch_size': pass options of .* as search=\{'batch_size'"
-    ):
+    with pytest.raises(osdp.InvalidProblemError, match=r"search=\{'batch_size'"):
         osdp.FullyShardedDataParallel(nn.Linear(2, 2), memory="1GiB", batch_size=2)
-    with pytest.raises(
-        osdp.InvalidProblemError, match=r"search=\{'world_size': \.\.\.\}: .* options are batch_size"
-    ):
+    with pytest.raises(osdp.InvalidProblemError, match=r"search=\{'world_size'.* batch_size"):
         osdp.FullyShardedDataParallel(nn.Linear(2, 2), memory="1GiB", search={"world_size": 2})
 
 
 def test_arguments_of_the_search_need_a_limit():
-    with pytest.raises(
-        osdp.InvalidProblemError, match=r"^hardware, search are used only by the search: pass memory="
-    ):
+    with pytest.raises(osdp.InvalidProblemError, match=r"^hardware, search .*memory="):
         osdp.FullyShardedDataParallel(nn.Linear(2, 2), hardware="a100-8", search={"batch_size": 4})
-    with pytest.raises(osdp.InvalidProblemError, match=r"^hardware is used only by the search: pass memory="):
+    with pytest.raises(osdp.InvalidProblemError, match=r"^hardware .*memory="):
         osdp.FullyShardedDataParallel(nn.Linear(2, 2), hardware="a100-8")
 
 
@@ -86,7 +78,7 @@ def test_values_in_no_known_order():
     for values in ((3.5,), (ZERO3, PLAN), ("8GiB", "8GiB")):
         with pytest.raises(osdp.InvalidProblemError, match=r"match no known order .*by name"):
             osdp.FullyShardedDataParallel(nn.Linear(2, 2), None, *values)
-    with pytest.raises(osdp.InvalidProblemError, match="plan is passed both by position and by name"):
+    with pytest.raises(osdp.InvalidProblemError, match=r"^plan .*position"):
         osdp.FullyShardedDataParallel(nn.Linear(2, 2), None, PLAN, plan=PLAN)
 
 
@@ -118,7 +110,7 @@ def test_one_meaning_under_two_names():
 
 def test_full_precision_in_evaluation_by_the_environment_is_warned_of(monkeypatch):
     monkeypatch.setenv("FSDP_USE_FULL_PREC_IN_EVAL", "1")
-    with pytest.warns(UserWarning, match="FSDP_USE_FULL_PREC_IN_EVAL has no effect"):
+    with pytest.warns(UserWarning, match="FSDP_USE_FULL_PREC_IN_EVAL"):
         Options.of((), {"mixed_precision": osdp.MixedPrecision(torch.bfloat16)})
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -74,7 +74,7 @@ def test_a_plan_over_its_own_limit_is_refused() -> None:
     plan = osdp.search(tied_gpt(2, 64, 32, 500), memory=64 * MIB, world_size=2, hardware=machine(2))
     peak = plan.predicted.peak_memory_bytes
     broken = dataclasses.replace(plan, memory_limit_bytes=peak - 1)
-    with pytest.raises(osdp.InvalidProblemError, match=f"{peak} bytes exceed the plan's memory limit"):
+    with pytest.raises(osdp.InvalidProblemError, match=f"{peak} bytes"):
         validate(broken)
     with pytest.raises(osdp.FormatError, match="exceed the plan's memory limit"):
         osdp.Plan.loads(json_files.dumps("plan", broken))

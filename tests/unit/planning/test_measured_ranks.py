@@ -25,15 +25,13 @@ def search(world: int, **hardware: object) -> osdp.Plan:
 @pytest.mark.outcome("`osdp.search` for several ranks with a profile of one rank", osdp.InvalidProblemError)
 @pytest.mark.parametrize("measured", [None, MEASURED], ids=["by hand", "profiled"])
 def test_a_profile_of_one_rank_plans_for_one(measured: Measured | None) -> None:
-    with pytest.raises(
-        osdp.InvalidProblemError, match=r"measured on one rank.*is for 4 ranks: profile with the ranks"
-    ):
+    with pytest.raises(osdp.InvalidProblemError, match=r"one rank.*4 ranks"):
         search(4, ranks=1, measured=measured, **ALONE)
     assert search(1, ranks=1, measured=measured, **ALONE).world_size == 1
 
 
 def test_a_profile_of_fewer_ranks_is_extrapolated_with_a_warning() -> None:
-    with pytest.warns(osdp.MachineMismatchWarning, match="measured on 2 ranks, but the search is for 8"):
+    with pytest.warns(osdp.MachineMismatchWarning, match="2 ranks.* 8"):
         plan = search(8, ranks=2, measured=MEASURED)
     assert plan.world_size == 8 and osdp.verify(plan) == ""
 

@@ -243,9 +243,7 @@ def test_infeasible_says_what_would_fit():
 
 
 def test_a_search_that_its_time_ended_does_not_say_that_nothing_fits():
-    with pytest.raises(
-        osdp.InfeasibleError, match=r"no plan .* was found in 1e-06 s: allow a larger time_limit"
-    ):
+    with pytest.raises(osdp.InfeasibleError, match=r"1e-06 s.*time_limit"):
         osdp.search(gpt(4, 256), memory="4MiB", world_size=8, hardware=machine(), time_limit=1e-6)
 
 

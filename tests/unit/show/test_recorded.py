@@ -116,7 +116,7 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, content: bytes) -> None:
 
 
 def test_a_trace_without_a_sharded_model_says_so(tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match="no range is named 'MODULE forward'"):
+    with pytest.raises(FormatError, match="'MODULE forward'"):
         Timeline.of_trace(written(tmp_path / "step.json", [ran("aten::mm", 0, 1), ran("forward", 0, 1)]))
 
 

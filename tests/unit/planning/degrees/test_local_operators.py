@@ -87,9 +87,7 @@ def test_under_sequence_parallelism_the_rest_is_a_part_of_the_sequence() -> None
 
 
 def test_dimensions_that_ranks_do_not_divide_are_named() -> None:
-    with pytest.raises(
-        osdp.InvalidProblemError, match=r"tensor_parallel=5 does not divide dimension 0 of h.0.attn.qkv"
-    ):
+    with pytest.raises(osdp.InvalidProblemError, match=r"tensor_parallel=5.*h\.0\.attn\.qkv"):
         _ = LocalOperators(MODEL, styles_of(MODEL, STYLES), 5).local
 
 

@@ -118,7 +118,7 @@ def test_a_tied_weight_across_stages_is_named() -> None:
     model = dataclasses.replace(model, operators=(tied, *model.operators[1:-1]))
     untied = operator("head", "Head", {}, flops=1000)
     model = dataclasses.replace(model, operators=(*model.operators, untied))
-    with pytest.raises(osdp.InvalidProblemError, match=r"wte.weight is read in several: a tied weight"):
+    with pytest.raises(osdp.InvalidProblemError, match=r"wte\.weight"):
         searched(model, pipeline_parallel=2, tensor_parallel=1)
     assert searched(model, memory="16MiB").pipeline_parallel == 1
 

@@ -482,6 +482,7 @@ class Timeline:
     def step(self) -> PlayedStep: ...
 
 class Wish:
+    find_smallest: bool
     def __init__(
         self,
         *,

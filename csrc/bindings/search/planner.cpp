@@ -72,6 +72,7 @@ void bind_answer(py::module_& m) {
            "played_operators"_a = Wish().played_operators)
       .def_readwrite("time_limit_s", &Wish::time_limit_s)
       .def_readwrite("work", &Wish::work)
+      .def_readwrite("find_smallest", &Wish::find_smallest)
       .def_readwrite("played_operators", &Wish::played_operators);
   py::class_<Proof>(m, "Proof")
       .def_readonly("lower_bound_s_per_sample", &Proof::lower_bound_s_per_sample)

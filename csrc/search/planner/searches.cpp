@@ -72,7 +72,7 @@ Answer Searches::best_plan(int64_t limit_bytes, const std::vector<Batch>& batche
   const Request problem = request(limit_bytes, batches);
   if (limit_is_of_sum()) return additive_optimum(*this, problem);
   Answer found = fastest_step(*this, problem, PeakLimit(limit_bytes));
-  if (!found.feasible) {
+  if (!found.feasible && wish_.find_smallest) {
     if (const LeastPeak& least = this->least(batches); least.found)
       found.smallest_limit_bytes = PeakLimit::smallest(least.largest_peak_bytes);
   }

@@ -89,7 +89,10 @@ class Alternatives:
         if name == "OSDP":
             fitting = sorted((f for f in found if f[1].fits), key=lambda f: f[1].step_ps)
             tight = sorted((f for f in found if not f[1].fits), key=lambda f: f[1].peak_bytes)
-            found += [(p, p.searched(cut.cuts, QUICK, 0)) for p, cut in fitting[:1] + tight[:MOST_TIGHT]]
+            found += [(p, p.searched(cut.cuts, QUICK, 0)) for p, cut in fitting[:1]]
+            # What does not fit is shown only where nothing does.
+            effort = dataclasses.replace(QUICK, find_smallest=not fitting)
+            found += [(p, p.searched(cut.cuts, effort, 0)) for p, cut in tight[:MOST_TIGHT]]
         return min(found, key=lambda f: f[1].rank, default=None)
 
     def _found(self, name: str, pipelines: CandidatePipelines) -> CutPipeline:

@@ -40,11 +40,13 @@ class StageResult:
 @dataclass(frozen=True)
 class Effort:
     """Where the search of a stage ends: at a gap, and after so many operators in steps that local search plays. `modes`: its
-    plan is the best that has one of these for all operators, which a whole pipeline may like better (Note [Alone])."""
+    plan is the best that has one of these for all operators, which a whole pipeline may like better (Note [Alone]).
+    `find_smallest`: how much is held at least is found where nothing fits, which takes longer than to prove that."""
 
     gap: float
     played_operators: int
     modes: tuple[str, ...] = ()
+    find_smallest: bool = True
 
 
 @dataclass(frozen=True)
@@ -192,6 +194,7 @@ class StageSearches:
             problem = self.problem(first, end, in_flight)
             wish = problem.wish(self.manner.limit_bytes, gap=max(effort.gap, problem.searched.gap))
             wish.played_operators = effort.played_operators
+            wish.find_smallest = effort.find_smallest
             answer = problem.planner.search(wish)
             modes = effort.modes or problem.searched.modes
             best = self.uniform(first, end, in_flight, modes, problem.searched.checkpoint)

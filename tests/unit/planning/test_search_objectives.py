@@ -172,3 +172,15 @@ def test_a_frontier_rises_from_the_least_to_what_gains_nothing():
         search_again(plan, p.memory_limit_bytes).price_of_memory_s_per_byte for p in (points[0], points[-1])
     ]
     assert prices[0] > 0 == prices[1]  # memory does not bind where the limit is large
+
+
+def test_the_smallest_limit_is_found_only_where_it_is_asked_for():
+    from tests.unit.problems import problem_of
+
+    problem = problem_of(gpt(4, 256), machine(8), 8, batch_size=1)
+    wish = problem.wish(4 << 20)
+    answer = problem.planner.search(wish)
+    assert not answer.feasible and answer.smallest_limit_bytes > 4 << 20
+    wish.find_smallest = False
+    answer = problem.planner.search(wish)
+    assert not answer.feasible and answer.smallest_limit_bytes == 0

@@ -54,7 +54,9 @@ def measure(name: str, plans_a_case: str, *manners: str) -> dict[str, list[dict[
     # Searched by rank 0, since a search may be ended by its time limit.
     chosen: list[dict[str, list[osdp.Plan]]] = [{}]
     if dist.get_rank() == 0:
-        chosen = [searched(name, subject.make(), sample, int(plans_a_case), manners)]
+        chosen = [
+            searched(name, subject.make(), sample, int(plans_a_case), manners, on_cpus(dist.get_world_size()))
+        ]
     dist.broadcast_object_list(chosen, 0)
     heap = Heap()
 
@@ -112,16 +114,22 @@ class Waits:
             time.sleep(WAIT_S)
 
 
-def searched(name: str, bare: Any, sample: Any, count: int, manners: Sequence[str]) -> dict[str, list[Any]]:
+def on_cpus(ranks: int) -> Any:
+    import osdp
+
+    return replace(osdp.Hardware.load("rtx-titan-8"), world_size=ranks, device="cpu")
+
+
+def searched(
+    name: str, bare: Any, sample: Any, count: int, manners: Sequence[str], hardware: Any
+) -> dict[str, list[Any]]:
     """Per manner `count` plans, from the least limit under which there is one to what the fastest needs."""
-    import torch.distributed as dist
     from support.limits import least_and_most
 
     import osdp
 
-    size, ranks = sample[0].shape[0], dist.get_world_size()
-    hardware = replace(osdp.Hardware.load("rtx-titan-8"), world_size=ranks, device="cpu")
-    described = osdp.describe(bare, *sample)
+    size, ranks = sample[0].shape[0], hardware.world_size
+    described = osdp.describe(bare, *sample, device=hardware.device)
     plans = {}
     for manner in manners:
         options = dict(MANNERS[manner])
@@ -139,7 +147,9 @@ def searched(name: str, bare: Any, sample: Any, count: int, manners: Sequence[st
         try:
             described_so = described
             if "precision" in options:
-                described_so = osdp.describe(bare, *sample, precision=options["precision"])
+                described_so = osdp.describe(
+                    bare, *sample, precision=options["precision"], device=hardware.device
+                )
             least, most = least_and_most(described_so, **arguments)
             limits = [least + (most - least) * i // (count - 1) for i in range(count)]
             plans[manner] = [osdp.search(described_so, memory=limit, **arguments) for limit in limits]

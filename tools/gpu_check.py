@@ -1,11 +1,13 @@
 """Everything that needs a GPU, in one command: build, training over NCCL and gloo, profiling, a step beside FSDP2 and one
 beside its prediction.
 
-    python tools/gpu_check.py [--minutes 9]         (make gpu-check)
+    python tools/gpu_check.py [--minutes 9] [--built SITE]        (make gpu-check)
 
 From an unpacked source tree, without network, with the torch of this Python (2.11 or newer, a CUDA build), CMake and
-ninja. Builds into build/gpu, writes benchmarks/results/gpu-NAME.json, prints a table, and fails where something is wrong.
-What one GPU can show: its rank shards alone and calls NCCL (OSDP_SHARD_ALONE); two ranks share it over gloo.
+ninja. Builds into build/gpu, or takes a folder that holds the package, built for the same Python and torch. Writes
+benchmarks/results/gpu-NAME.json, prints a table, and fails where something is wrong. What one GPU can show: its rank
+shards alone and calls NCCL (OSDP_SHARD_ALONE); two ranks share it over gloo. Nothing else may use it: memory that other
+processes take counts as the driver's.
 """
 
 from __future__ import annotations
@@ -22,13 +24,13 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build" / "gpu"
-SITE = BUILD / "site"
 # fp32 on another processor; what is rounded to 16 bits, and then differs in the last of them.
 TOLERANCE, LOW = 1e-5, 5e-3
 
 
 class Check:
-    def __init__(self, minutes: float) -> None:
+    def __init__(self, minutes: float, site: Path) -> None:
+        self.site = site
         self.begin = time.monotonic()
         self.end = self.begin + 60 * minutes
         self.rows: list[tuple[str, str]] = []
@@ -44,7 +46,7 @@ class Check:
         self, limit_s: float, *command: str | Path, **environment: str
     ) -> subprocess.CompletedProcess[str]:
         left = max(1.0, min(limit_s, self.end - time.monotonic()))
-        paths = os.pathsep.join([str(SITE), str(ROOT / "tests" / "accelerator")])
+        paths = os.pathsep.join([str(self.site), str(ROOT / "tests" / "accelerator")])
         env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **environment}
         try:
             return subprocess.run(
@@ -81,7 +83,7 @@ def build(check: Check) -> bool:
         print((made.stdout + made.stderr)[-4000:])
         check.row("build", "does not build", False)
         return False
-    package = SITE / "osdp"
+    package = check.site / "osdp"
     package.mkdir(parents=True, exist_ok=True)
     for file in [*(ROOT / "osdp").iterdir(), *BUILD.glob("_C*.so"), *BUILD.glob("_search*.so")]:
         link = package / file.name
@@ -213,6 +215,7 @@ def main() -> int:
     parser.add_argument(
         "--only", nargs="*", default=[], help="of: nccl profile gloo sanitizer step prediction"
     )
+    parser.add_argument("--built", type=Path, help="a folder that holds the built package: nothing is built")
     a = parser.parse_args()
     import torch
 
@@ -220,10 +223,10 @@ def main() -> int:
         print("== make gpu-check: no GPU here")
         return 0
     BUILD.mkdir(parents=True, exist_ok=True)
-    check = Check(a.minutes)
+    check = Check(a.minutes, a.built.resolve() if a.built else BUILD / "site")
     gpu = torch.cuda.get_device_name()
     check.row("machine", f"{torch.cuda.device_count()} x {gpu}, torch {torch.__version__}")
-    if not build(check):
+    if not a.built and not build(check):
         return 1
     wanted = a.only or ["nccl", "profile", "gloo", "sanitizer", "step", "prediction"]
     listed = check.run(30, sys.executable, "-c", "import cases; print(*cases.CASES)").stdout.split()

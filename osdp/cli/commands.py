@@ -209,7 +209,8 @@ def _described(arguments: argparse.Namespace) -> ModelDescription:
     from osdp.description.describe import describe
 
     model, args, kwargs = model_of(arguments)
-    return describe(model, *args, precision=getattr(arguments, "precision", None) or "fp32", **kwargs)
+    precision = getattr(arguments, "precision", None) or "fp32"
+    return describe(model, *args, precision=precision, device=getattr(arguments, "device", None), **kwargs)
 
 
 def _model_and_sample(arguments: argparse.Namespace) -> tuple[nn.Module | ModelDescription, Any]:

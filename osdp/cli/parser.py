@@ -69,6 +69,11 @@ def _add_output(parser: argparse.ArgumentParser, what: str) -> None:
 def _describe(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser = subparsers.add_parser("describe", help="show a model's operators with their bytes and FLOPs")
     _add_model(parser, parser.add_mutually_exclusive_group(required=True))
+    parser.add_argument(
+        "--device",
+        metavar="NAME",
+        help="what will train the model: cpu, or cuda; default: where it is, else cpu",
+    )
     _add_output(parser, "the description")
     parser.set_defaults(command=commands.describe)
 

@@ -28,7 +28,9 @@ from osdp.description.tensor_subclasses import refuse_tensor_subclasses
 from osdp.errors import DescribeError
 
 
-def describe(model: nn.Module, *args: Any, precision: str = "fp32", **kwargs: Any) -> ModelDescription:
+def describe(
+    model: nn.Module, *args: Any, precision: str = "fp32", device: str | None = None, **kwargs: Any
+) -> ModelDescription:
     """The operators of `model` in execution order, with their bytes and work.
 
     `args` and `kwargs` are one sample for the model's forward: real or meta tensors; dimension 0 of the first
@@ -47,6 +49,10 @@ def describe(model: nn.Module, *args: Any, precision: str = "fp32", **kwargs: An
     of a forward in that dtype, on a copy of the model; parameters keep their own dtypes. The description can only be
     searched in this precision.
 
+    `device`: what will train, "cpu" or an accelerator ("cuda"); by default where the model is, and for the meta device a
+    CPU. A few kernels hold other memory there (attention with dropout, LSTMs, convolutions: Note [Kernels of another
+    device] in kernel_memory.py). `osdp.search(model, sample, hardware=...)` takes its machine's.
+
     Without a sample the forward does not run: operators are in `named_modules()` order, untraced, with zero
     activations.
 
@@ -58,7 +64,7 @@ def describe(model: nn.Module, *args: Any, precision: str = "fp32", **kwargs: An
     >>> osdp.describe(model, torch.zeros(4, 128, dtype=torch.long)).parameter_bytes
     """
     if precision not in MODELS_OWN:
-        low: ModelDescription = function_of("describe")(model, args, kwargs, precision)
+        low: ModelDescription = function_of("describe")(model, args, kwargs, precision, device)
         return low
     _refuse_sharded(model)
     _refuse_uninitialised(model)
@@ -77,9 +83,25 @@ def describe(model: nn.Module, *args: Any, precision: str = "fp32", **kwargs: An
     if batch < 1:
         raise DescribeError("the sample is empty: its tensors have a batch (dimension 0) of size 0")
     with not_compiled(model):
-        first, second, traced = _two_traces(model, (args, kwargs), batch)
+        fakes = FakeParameters(model, accelerator=_on_accelerator(model, device))
+        first, second, traced = _two_traces(model, fakes, (args, kwargs), batch)
     total = sum(_nbytes(t) for t in _distinct(tensors_in((args, kwargs))))
-    return _assemble(model, ownership, Watched(first, second, traced), batch, total // batch)
+    described = _assemble(model, ownership, Watched(first, second, traced), batch, total // batch)
+    return dataclasses.replace(described, device=fakes.memory.device if fakes.memory.differs else "")
+
+
+def _on_accelerator(model: nn.Module, device: str | None) -> bool:
+    if device is None:
+        return next(model.parameters()).device.type not in ("cpu", "meta")
+    try:
+        kind = torch.device(device).type
+    except (RuntimeError, TypeError) as error:
+        raise DescribeError(
+            f"device must be a name of torch's, as 'cpu' or 'cuda', got {device!r}: {error}"
+        ) from None
+    if kind == "meta":
+        raise DescribeError("device is what will train the model, 'cpu' or 'cuda', not 'meta'")
+    return kind != "cpu"
 
 
 def watched_once(model: nn.Module, args: Any, kwargs: Any) -> ModelDescription:
@@ -124,13 +146,14 @@ class Watched:
         return -(-amount(self.first) // self.batch)
 
 
-def _two_traces(model: nn.Module, sample: tuple[Any, Any], batch: int) -> tuple[Trace, Trace | None, int]:
+def _two_traces(
+    model: nn.Module, fakes: FakeParameters, sample: tuple[Any, Any], batch: int
+) -> tuple[Trace, Trace | None, int]:
     # Note [Two batch sizes]
     # Saved bytes are fixed + batch x per sample, so two forwards determine both parts. Neither of them has a
     # single sample: with a dimension of 1 more tensors are contiguous and expanded ones need no copy, so
     # larger batches may save one more tensor.
     base = max(batch, 2)
-    fakes = FakeParameters(model)
     try:
         first = trace(model, fakes, *(sample if base == batch else with_batch(sample, base)))
     except DescribeError:

@@ -24,6 +24,7 @@ from osdp.description.concrete_tensors import KnownValues, ValuesLostError
 from osdp.description.equal_blocks import EqualBlocks
 from osdp.description.fake_call_cache import FakeCallCache
 from osdp.description.forward_tracer import Trace, Watcher
+from osdp.description.kernel_memory import KernelMemory
 from osdp.description.layouts_unseen import layouts_unseen
 from osdp.description.live_bytes import LiveBytes
 from osdp.description.originals import CopiesRead
@@ -43,7 +44,8 @@ class FakeParameters:
     """Fake parameters of `model` and their mode, for all of its traces: apart from the forward, creating them
     takes most of the time."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, accelerator: bool = False) -> None:
+        self.memory = KernelMemory(accelerator=accelerator)
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.calls = FakeCallCache(self.mode)
         self.accepted = False  # a forward ran on fakes
@@ -71,17 +73,17 @@ def trace(model: nn.Module, fakes: FakeParameters, args: Any, kwargs: Any) -> Tr
 
 def _trace(model: nn.Module, fakes: FakeParameters, args: Any, kwargs: Any) -> Trace:
     if fakes.refused:
-        return _trace_for_real(model, args, kwargs)
+        return _trace_for_real(model, fakes.memory, args, kwargs)
     try:
         result = _trace_known(model, fakes, args, kwargs)
     except _AsksForValuesError:
-        return _trace_for_real(model, args, kwargs)
+        return _trace_for_real(model, fakes.memory, args, kwargs)
     except DescribeError:
         # Some operators fail on fake tensors but not on real ones. If no forward has run on fakes so far,
         # that may be the reason; the sample, or this batch size, may also be wrong for the model.
         if fakes.accepted or _lacks_values(model, args, kwargs):
             raise
-        result = _trace_for_real(model, args, kwargs)
+        result = _trace_for_real(model, fakes.memory, args, kwargs)
         fakes.refused = True
         return result
     fakes.accepted = True
@@ -122,14 +124,14 @@ def _trace_once(model: nn.Module, fakes: FakeParameters, args: Any, kwargs: Any,
             replaced = fakes.of | {id(t): _fake_like(t, known, fakes.mode) for t in others}
             sample_args, sample_kwargs = map_tensors(lambda t: _fake(t, known, fakes.mode), (args, kwargs))
         copied = _copy(model, replaced)
-        watcher = Watcher(copied, original=model, call=known.call)
-        live = LiveBytes(copied, lambda: watcher.running, fakes.calls.call)
+        watcher = Watcher(copied, original=model, call=known.call, memory=fakes.memory)
+        live = LiveBytes(copied, lambda: watcher.running, fakes.calls.call, fakes.memory)
         equal = EqualBlocks(copied, watcher.blocks, fakes.mode, live, watcher.pack) if fakes.follows else None
         if equal is not None and equal.runs:
             watcher.equal = live.equal = equal
         try:
             with _without_log(), layouts_unseen(), fakes.mode, CopiesRead(model, copied, watcher.doubt):
-                return _follow(watcher, live, sample_args, sample_kwargs)
+                return _follow(watcher, live, fakes.memory, sample_args, sample_kwargs)
         except (ValuesLostError, NotAlikeError):
             raise
         except Exception as error:
@@ -142,27 +144,27 @@ def _trace_once(model: nn.Module, fakes: FakeParameters, args: Any, kwargs: Any,
             raise _AsksForValuesError from error
 
 
-def _trace_for_real(model: nn.Module, args: Any, kwargs: Any) -> Trace:
+def _trace_for_real(model: nn.Module, memory: KernelMemory, args: Any, kwargs: Any) -> Trace:
     """For a forward that depends on values of tensors: run it on real tensors, and undo its side effects."""
     with generators_kept(next(model.parameters()).device), untouched(model):
-        watcher = Watcher(model)
+        watcher = Watcher(model, memory=memory)
         try:
-            _watch(watcher, args, kwargs)
+            _watch(watcher, memory, args, kwargs)
         except Exception as error:
             raise _forward_failed(watcher, error) from error
         return watcher.trace
 
 
-def _watch(watcher: Watcher, args: Any, kwargs: Any) -> Any:
+def _watch(watcher: Watcher, memory: KernelMemory, args: Any, kwargs: Any) -> Any:
     """Run the forward and return its result."""
-    with torch.enable_grad(), _batch_norms_alone(), watcher:
+    with torch.enable_grad(), _batch_norms_alone(), memory, watcher:
         return watcher.model(*args, **kwargs)
 
 
-def _follow(watcher: Watcher, live: LiveBytes, args: Any, kwargs: Any) -> Trace:
+def _follow(watcher: Watcher, live: LiveBytes, memory: KernelMemory, args: Any, kwargs: Any) -> Trace:
     """Trace on fakes, including memory during forward and backward."""
     with live, _uncollected():
-        output = _watch(watcher, args, kwargs)
+        output = _watch(watcher, memory, args, kwargs)
         try:
             live.run_backward(output)
         except NotAlikeError:

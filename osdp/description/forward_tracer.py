@@ -18,8 +18,8 @@ from osdp.base.stand_in import StandIn
 from osdp.base.tensor_parallel import local_part, wraps_local
 from osdp.base.tensor_trees import map_tensors, tensors_held, tensors_in, versions_of
 from osdp.description.aten_flops import flops_of
-from osdp.description.aten_workspaces import hidden_workspace_bytes
 from osdp.description.equal_blocks import EqualBlocks
+from osdp.description.kernel_memory import KernelMemory
 from osdp.description.kernels import Call
 from osdp.description.live_log import Moment
 from osdp.description.output_uses import made_by, use_of
@@ -95,11 +95,16 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
     # exists only as long as some recomputed block holds it: each such block counts its share.
 
     def __init__(
-        self, model: nn.Module, original: nn.Module | None = None, call: Callable[..., Any] | None = None
+        self,
+        model: nn.Module,
+        original: nn.Module | None = None,
+        call: Callable[..., Any] | None = None,
+        memory: KernelMemory | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.trace = Trace()
         self.model = model
+        self._memory = memory or KernelMemory(accelerator=False)
         self._call = call or (lambda func, args, kwargs, tensors: func(*args, **kwargs))
         self._stack: list[str] = []
         self._parameter_of: dict[int, str] = {}
@@ -360,7 +365,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = self._call(func, args, kwargs, tensors)
         self._happens("flops", self.running, flops_of(func, args, kwargs, out))
         if torch.is_grad_enabled():
-            self._happens("saved", self.running, hidden_workspace_bytes(func, args, out))
+            self._happens("saved", self.running, self._memory.hidden_bytes(func, args, out))
         if self.equal is not None:
             self.equal.called(func, args, kwargs, tensors, out, self.running)
         return out

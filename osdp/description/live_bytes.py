@@ -15,9 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from osdp.base.tensor_parallel import local_part, wraps_local
 from osdp.base.tensor_trees import tensors_held, tensors_in
-from osdp.description.aten_workspaces import hidden_workspace_bytes, scratch_bytes
 from osdp.description.equal_blocks import EqualBlocks
 from osdp.description.gradient_sums import held_by_engine, sums_in_place
+from osdp.description.kernel_memory import KernelMemory
 from osdp.description.kernels import Call, call_of
 from osdp.description.live_log import CALL, COMPLETED, TEMPORARY, Entry, Event, Moment, calls_of, moments_of
 
@@ -41,13 +41,16 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     `forward` and `backward` are the moments of each, in order.
     """
 
-    def __init__(self, model: nn.Module, running: Callable[[], str], call: Callable[..., Any]) -> None:
+    def __init__(
+        self, model: nn.Module, running: Callable[[], str], call: Callable[..., Any], memory: KernelMemory
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.forward: list[Moment] = []
         self.backward: list[Moment] = []
         self._model = model
         self._running = running
         self._call = call
+        self._memory = memory
         self._module_of: dict[int, str] = {}  # autograd node's sequence number -> module
         self._log: list[Entry] = []
         self._known: dict[int, int] = {}  # live storages -> their number in the log
@@ -178,10 +181,10 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = self._call(func, args, kwargs)
         if (call := call_of(func, args, kwargs, out)) is not None:
             self._log.append(Entry(CALL, 0, running, call))
-        if hidden := hidden_workspace_bytes(func, args, out):
+        if hidden := self._memory.hidden_bytes(func, args, out):
             self._note((out[3],), running, hidden)
         self._note(tensors_in(out if isinstance(out, (tuple, list)) else (out,)), running)
-        if scratch := scratch_bytes(func, args, out):
+        if scratch := self._memory.scratch_bytes(func, args, out):
             self._log.append(Entry(TEMPORARY, scratch, running))
         return out
 

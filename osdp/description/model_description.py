@@ -127,6 +127,9 @@ class Block:
     input_bytes_per_sample: int
 
 
+CPU, ACCELERATOR = "cpu", "accelerator"
+
+
 @dataclass(frozen=True, repr=False)
 class ModelDescription(Printed):
     """The operators of a model in execution order, measured on one sample, whose dimension 0 is the batch of one rank.
@@ -150,6 +153,8 @@ class ModelDescription(Printed):
     # The name of the precision whose activations are counted; "" in older files, which do not say.
     precision: str = ""
     kernels: tuple[tuple[Kernel, ...], ...] = ()  # each list once, of whichever operators have it
+    # What will train the model: CPU or ACCELERATOR; "" where both hold the same memory, and in older files.
+    device: str = ""
 
     @property
     def parameter_bytes(self) -> int:

@@ -21,7 +21,9 @@ from osdp.description.describe import describe as describe_model
 from osdp.description.model_description import ModelDescription
 
 
-def describe(model: PreTrainedModel, *args: Any, precision: str = "fp32", **kwargs: Any) -> ModelDescription:
+def describe(
+    model: PreTrainedModel, *args: Any, precision: str = "fp32", device: str | None = None, **kwargs: Any
+) -> ModelDescription:
     """`osdp.describe` of a model as it trains: in training mode, and without the cache of generation (`use_cache`), which
     transformers switches off too where it recomputes. Mode and config are restored.
 
@@ -30,7 +32,7 @@ def describe(model: PreTrainedModel, *args: Any, precision: str = "fp32", **kwar
     >>> plan = osdp.search(osdp.integrations.transformers.describe(model, **batch, precision="bf16"), precision="bf16")
     """
     with _as_it_trains(model):
-        return describe_model(model, *args, precision=precision, **kwargs)
+        return describe_model(model, *args, precision=precision, device=device, **kwargs)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from osdp.base.later_methods import function_of
 from osdp.base.warned import warn
-from osdp.description.model_description import ModelDescription
+from osdp.description.model_description import ACCELERATOR, CPU, ModelDescription
 from osdp.errors import InvalidProblemError, MachineMismatchWarning
 from osdp.hardware.hardware import DeviceMemory, Hardware, check_hardware
 from osdp.plan.precisions import PRECISIONS
@@ -97,7 +97,10 @@ def machine_of(hardware: Hardware | str | os.PathLike[str] | None) -> Hardware:
     return dataclasses.replace(Hardware.load(DEFAULT_HARDWARE), device_memory=DeviceMemory())
 
 
-def description_of(model: nn.Module | ModelDescription, sample: Sample) -> ModelDescription:
+def description_of(
+    model: nn.Module | ModelDescription, sample: Sample, device: str | None = None
+) -> ModelDescription:
+    """`device`: what will train."""
     if isinstance(model, ModelDescription):
         return check_sampled(model)
     if sample is None or (isinstance(sample, (tuple, Mapping)) and not sample):
@@ -108,7 +111,7 @@ def description_of(model: nn.Module | ModelDescription, sample: Sample) -> Model
     from osdp.description.describe import describe
 
     args, kwargs = arguments_of(sample)
-    return describe(model, *args, **kwargs)
+    return describe(model, *args, device=device, **kwargs)
 
 
 def check_precision(description: ModelDescription, precision: str) -> None:
@@ -128,6 +131,17 @@ def check_precision(description: ModelDescription, precision: str) -> None:
             f"{description.name} was described in {description.precision!r}, so its activations are not those of "
             f"{precision!r}: describe it with osdp.describe(model, sample, precision={precision!r}), or pass the model "
             "and its sample to osdp.search"
+        )
+
+
+def check_device(description: ModelDescription, machine: Hardware) -> None:
+    """Warn if the description counts what kernels of another kind of device hold."""
+    trains = CPU if machine.device == "cpu" else ACCELERATOR
+    if description.device and description.device != trains:
+        warn(
+            f"the description of {description.name} counts the memory and kernels of a {description.device}'s attention, "
+            f"convolutions or LSTMs, which are others on {machine.name!r}: describe it with osdp.describe(model, sample, "
+            f"device={machine.device!r}), or pass the model and its sample to osdp.search"
         )
 
 

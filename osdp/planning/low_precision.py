@@ -25,6 +25,7 @@ def with_low_activations(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     precision: str,
+    device: str | None,
 ) -> ModelDescription:
     """`description`, made from `model` and its arguments, with the activations that are saved under `precision`.
 
@@ -34,6 +35,8 @@ def with_low_activations(
     policy = named_precision(precision)
     if policy is None:
         return description
+    if device is None:  # the copy is on the meta device
+        device = next((p.device.type for p in model.parameters() if not p.is_meta), "cpu")
     try:
         assert policy.param_dtype is not None
         low_model = _low_copy(model, parameter_dtypes(model, policy))
@@ -42,7 +45,7 @@ def with_low_activations(
             assert own.param_dtype is not None
             cast = CastInputs(own.param_dtype)
             low_model.get_submodule(name).register_forward_pre_hook(cast, prepend=True, with_kwargs=True)
-        low = describe(low_model, *args, **kwargs)
+        low = describe(low_model, *args, device=device, **kwargs)
     except (DescribeError, TypeError, RuntimeError) as error:
         raise DescribeError(
             f"{description.name} cannot be described in {precision}: a copy of it with parameters in that dtype "
@@ -70,18 +73,19 @@ def with_low_activations(
         input_bytes_per_sample=description.input_bytes_per_sample + of_input,
         precision=precision,
         kernels=tuple(lists),
+        device=low.device or description.device,
     )
 
 
 def described(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], precision: str
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], precision: str, device: str | None
 ) -> ModelDescription:
     """`osdp.describe` in a lower precision than the model's."""
     one_of("precision", precision, tuple(PRECISIONS))
-    description = describe(model, *args, **kwargs)
+    description = describe(model, *args, device=device, **kwargs)
     if description.sample_batch < 1:  # without a sample there are no activations
         return dataclasses.replace(description, precision=precision)
-    return with_low_activations(description, model, args, kwargs, precision)
+    return with_low_activations(description, model, args, kwargs, precision, device)
 
 
 _SAVED = ("saved_bytes_per_sample", "saved_bytes_fixed")

@@ -24,6 +24,7 @@ from osdp.planning.arguments import (
     arguments_of,
     batches_of,
     check_batch_matters,
+    check_device,
     check_kernels,
     check_measured_ranks,
     check_precision,
@@ -217,15 +218,18 @@ def search(
     if isinstance(gap, bool) or not 0 <= gap < 1:
         raise InvalidProblemError(f"gap must be at least 0 and less than 1, got {gap}")
     machine = this_machine(model_or_desc, sample) if hardware == THIS_MACHINE else machine_of(hardware)
-    description = description_of(model_or_desc, sample)
+    device = None if hardware is None else machine.device  # no machine: where the model is
+    description = description_of(model_or_desc, sample, device)
     if batch_size is None:
         batch_size = default_batch(model_or_desc, description, global_batch_size)
     check_batch_matters(description, batch_size)
     if precision != "fp32" and not isinstance(model_or_desc, ModelDescription):
-        description = _in_precision(description, model_or_desc, sample, precision)
+        description = _in_precision(description, model_or_desc, sample, precision, device)
     else:
         check_precision(description, precision)
     check_kernels(description, machine)
+    if hardware is not None and isinstance(model_or_desc, ModelDescription):
+        check_device(description, machine)
     whole_operators(description, patterns_of(whole))  # raises for names that the model does not have
     ranks = ranks_of(world_size, machine)
     check_measured_ranks(machine, ranks)
@@ -291,12 +295,13 @@ def _in_precision(
     model: nn.Module,
     sample: Sample,
     precision: str,
+    device: str | None,
 ) -> ModelDescription:
     """The description with that precision's activations; where it cannot be made, with the model's own, and a warning."""
     from osdp.planning.low_precision import with_low_activations
 
     try:
-        return with_low_activations(description, model, *arguments_of(sample), precision)
+        return with_low_activations(description, model, *arguments_of(sample), precision, device)
     except DescribeError as error:
         warn(f"{error}. The search counts these, which may be twice as large")
         return description

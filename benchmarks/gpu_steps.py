@@ -2,7 +2,7 @@
 
     python benchmarks/gpu_steps.py --search PLANS [--machine h100-8]    anywhere: describes, and writes a plan of each
     python benchmarks/gpu_steps.py --measure PLANS --json FILE          on the GPU: trains them
-    python benchmarks/gpu_steps.py --show FILE
+    python benchmarks/gpu_steps.py --show FILE [--predict PLANS]        its predictions anew, from plans made since
 
 bf16 compute over fp32 parameters, AdamW (fused), one rank, which shards and sends nothing: what is predicted are its
 kernels, launches and memory. Each model without recomputation and with it. The plans are made without a GPU, on the
@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 import osdp
+from osdp.show.plan_figures import device_terms
 
 STEPS, WARM_UP = 8, 3
 MANNERS = {"kept": False, "recomputed": True}
@@ -145,6 +146,24 @@ def measure(folder: Path, file: Path, seconds: float, names: list[str], compiled
     dist.destroy_process_group()
 
 
+def predict(file: Path, folder: Path) -> None:
+    """Puts predictions of plans that were made since beside what was measured."""
+    found = json.loads(file.read_text())
+    for row in found["rows"]:
+        manner = "kept" if row["manner"] == "compiled" else row["manner"]
+        plan = osdp.Plan.load(folder / f"{row['model']} {manner}.json")
+        terms = {t.name: t.bytes for t in device_terms(plan)}
+        assert plan.predicted is not None
+        reserved = plan.predicted.peak_memory_bytes - terms.get("context", 0) - terms.get("communicators", 0)
+        allocated = reserved - terms.get("open blocks", 0) - terms.get("unused", 0)
+        row["predicted"] = {
+            "step_s": plan.predicted.step_time_s,
+            "allocated_bytes": allocated,
+            "reserved_bytes": reserved,
+        }
+    file.write_text(json.dumps(found, indent=1) + "\n")
+
+
 def show(file: Path) -> None:
     found = json.loads(file.read_text())
     print(f"{found['gpu']}, torch {found['torch']}, {found['date']}\n")
@@ -174,6 +193,7 @@ def main() -> None:
     parser.add_argument("--search", type=Path)
     parser.add_argument("--measure", type=Path)
     parser.add_argument("--show", type=Path)
+    parser.add_argument("--predict", type=Path)
     parser.add_argument("--machine", default="h100-8")
     parser.add_argument("--models", nargs="+", choices=LARGE, default=list(LARGE))
     parser.add_argument("--compiled", nargs="*", choices=LARGE, default=["Llama 1B"])
@@ -184,6 +204,8 @@ def main() -> None:
         search(a.search, a.machine, a.models)
     if a.measure:
         measure(a.measure, a.json, a.seconds, a.models, a.compiled)
+    if a.show and a.predict:
+        predict(a.show, a.predict)
     if a.show:
         show(a.show)
 

@@ -17,10 +17,10 @@ aten = torch.ops.aten
 
 # Note [Kernels of another device]
 # A forward is traced on fake CPU tensors, so ATen takes a CPU's kernels. Three of them hold other memory than an
-# accelerator's. Attention with dropout, or with a bias that is trained, is computed step by step on a CPU, and saves its
-# scores several times; an accelerator's fused kernels compute scores and dropout again in backward. Convolutions of a CPU
-# copy into oneDNN's layouts. An LSTM of cuDNN packs the weights of its layers into one buffer, which is saved for backward,
-# and so are their gradients.
+# accelerator's. Attention with dropout, or with a bias that is trained or one for each head, is computed step by step on a
+# CPU, and saves its scores several times; an accelerator's fused kernels compute scores and dropout again in backward.
+# Convolutions of a CPU copy into oneDNN's layouts. An LSTM of cuDNN packs the weights of its layers into one buffer, which
+# is saved for backward, and so are their gradients.
 
 # Of scaled_dot_product_attention, those that may be given by position.
 _ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
@@ -57,8 +57,12 @@ class KernelMemory(TorchFunctionMode):
 
     def _by_another(self, attn_mask: Tensor | None, dropout_p: float, query: Tensor, **others: Any) -> bool:
         """Whether the accelerator has a fused kernel for attention that a CPU has none for."""
-        bias = attn_mask is not None and attn_mask.requires_grad and torch.is_grad_enabled()
-        differs = query.dim() == 4 and (dropout_p > 0 or bias)
+        if query.dim() != 4 or (attn_mask is not None and attn_mask.stride(-1) != 1):
+            return False  # no fused kernel takes these (T5's bias is stored by position)
+        bias = attn_mask is not None and (
+            attn_mask.dim() == 3 or (attn_mask.requires_grad and torch.is_grad_enabled())
+        )
+        differs = dropout_p > 0 or bias
         self.differs |= differs
         return differs and self.accelerator
 
@@ -106,7 +110,7 @@ def _fused(
 ) -> Tensor:
     """As an accelerator computes it: what dropout drops is not kept; a bias goes to the memory-efficient kernel, which
     gives it a gradient."""
-    if attn_mask is None or not attn_mask.requires_grad:
+    if attn_mask is None or (attn_mask.dim() != 3 and not attn_mask.requires_grad):
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
         )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from osdp.base.tensor_trees import tensors_in
-from osdp.description.aten_flops import flops_of
+from osdp.description.aten_flops import ATTENTION, attention_flops, flops_of
 from osdp.description.model_description import Kernel
 
 aten = torch.ops.aten
@@ -22,12 +22,6 @@ aten = torch.ops.aten
 # converts them. On an H100 a ResNet-50 in bf16, predicted 42% too fast without, is 18% too fast with that
 # (benchmarks/gpu_steps.py).
 
-_ATTENTION = (
-    aten._scaled_dot_product_flash_attention_for_cpu,
-    aten._scaled_dot_product_flash_attention,
-    aten._scaled_dot_product_efficient_attention,
-    aten._scaled_dot_product_cudnn_attention,
-)
 _ATTENTION_BACKWARD = (
     aten._scaled_dot_product_flash_attention_for_cpu_backward,
     aten._scaled_dot_product_flash_attention_backward,
@@ -82,14 +76,14 @@ def _converted(args: Any, groups: int) -> bool:
 
 
 def _computed(packet: Any, func: Any, args: Any, kwargs: Any, out: Any) -> tuple[str, int, tuple[int, ...]]:
-    if packet in _ATTENTION:
+    if packet in ATTENTION:
         query, key, value = args[:3]
         causal = _argument(func, args, kwargs, "is_causal")
-        return "attention", _attention_flops(query, key, value) // (2 if causal else 1), ()
+        return "attention", attention_flops(query, key, value) // (2 if causal else 1), ()
     if packet in _ATTENTION_BACKWARD:
         query, key, value = args[1:4]
         causal = _argument(func, args, kwargs, "is_causal")
-        return "attention", _attention_flops(query, key, value) * 5 // (4 if causal else 2), ()
+        return "attention", attention_flops(query, key, value) * 5 // (4 if causal else 2), ()
     flops = flops_of(func, args, kwargs, out)
     if not flops:
         return "other", 0, ()
@@ -106,15 +100,6 @@ def _argument(func: Any, args: Any, kwargs: Any, name: str) -> Any:
     """The argument of that name in the call; False where it is left out."""
     position = [a.name for a in func._schema.arguments].index(name)
     return args[position] if position < len(args) else kwargs.get(name, False)
-
-
-def _attention_flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> int:
-    """Of both products of the forward, of the whole square."""
-    *rows, length, inner = query.shape
-    count = length
-    for n in rows:
-        count *= n
-    return 2 * count * key.shape[-2] * (inner + value.shape[-1])
 
 
 def kernels_of(first: Sequence[Call], second: Sequence[Call] | None, batch: int) -> tuple[Kernel, ...]:

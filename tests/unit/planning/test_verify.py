@@ -45,6 +45,9 @@ NOTHING = {
         "hardware.device",
     ),
     "the precision of the activations, with which `osdp.search` compares its own": ("description.precision",),
+    "the device whose kernels were counted, with which `osdp.search` compares its machine": (
+        "description.device",
+    ),
     MESSAGE: ("description.blocks_changing_inputs[]",),
     "the profiled machine, with which `fully_shard` and `osdp.report` compare this one": (
         "hardware.measured.processor",

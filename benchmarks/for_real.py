@@ -13,7 +13,7 @@ takes for one unit, measured: the peak of the live heap in steps over what was l
 measured to fit; OSDP's plans are searched for this limit and the measured machine (osdp.profile), at 1, 2, 3, 4, 6, 8, 12
 and 16 units, and the fastest per sample by prediction is trained if its measured peak fits, else the next. Steps are
 taken in turns; a step's time is the slowest rank's, medians over rounds. About half an hour on a quiet machine of two
-cores.
+cores. What --json holds under the same settings is not measured again.
 """
 
 from __future__ import annotations
@@ -232,18 +232,22 @@ def main() -> int:
     arguments = parser.parse_args()
     here, console = machine(), Console(width=110)
     console.print(machine_line(here))
-    found = {}
+    settings = {key: getattr(arguments, key) for key in ("rate", "ranks", "hosts", "unit", "rounds")}
+    stored = json.loads(arguments.json.read_text()) if arguments.json and arguments.json.exists() else {}
+    found = stored["members"] if all(stored.get(key) == value for key, value in settings.items()) else {}
     for name in arguments.only:
+        if name in found:
+            show(name, found[name], console)
+            continue
         given = [name, str(arguments.unit), str(arguments.rounds), str(arguments.profile_seconds)]
         found[name] = run_ranks(
             __file__, given, arguments.ranks, hosts=arguments.hosts, rate=arguments.rate, seconds=3600
         )
         show(name, found[name], console)
-    if arguments.json:
-        settings = {key: getattr(arguments, key) for key in ("rate", "ranks", "hosts", "unit", "rounds")}
-        arguments.json.write_text(
-            json.dumps({"machine": here, **settings, "members": found}, indent=1) + "\n"
-        )
+        if arguments.json:
+            arguments.json.write_text(
+                json.dumps({"machine": here, **settings, "members": found}, indent=1) + "\n"
+            )
     return 0
 
 

@@ -3,13 +3,14 @@
     python benchmarks/results_page.py
 
 Reads results/truth-*.json (truth.py), results/blocks.json (blocks.py), results/published.json (published.py),
-results/gpu-steps-*.json (gpu_steps.py), results/adversary.json (adversary.py), results/paper.json (paper.py) and
-results/splitting.json (splitting.py). What misses its goal is bold.
+results/gpu-steps-*.json (gpu_steps.py), results/adversary.json (adversary.py), results/paper.json (paper.py),
+results/for-real.json (for_real.py) and results/splitting.json (splitting.py). What misses its goal is bold.
 """
 
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -35,6 +36,11 @@ def stored(name: str) -> Any:
 def figure(value: float, goal: float | None = None, sign: str = "") -> str:
     text = f"{value:{sign}.1%}"
     return text if goal is None or value <= goal else f"**{text}**"
+
+
+def wrapped(*parts: str) -> list[str]:
+    """One paragraph."""
+    return textwrap.wrap(" ".join(parts), 118, break_long_words=False, break_on_hyphens=False)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -158,7 +164,8 @@ def published() -> list[str]:
 def one_gpu(found: Mapping[str, Any]) -> list[str]:
     if not found:
         return []
-    rows, off = [], {"step_s": [], "allocated_bytes": []}
+    rows: list[tuple[str, ...]] = []
+    off: dict[str, list[float]] = {"step_s": [], "allocated_bytes": []}
     for row in found["rows"]:
         said, measured = row["predicted"], row["measured"]
         ratios = {
@@ -179,15 +186,21 @@ def one_gpu(found: Mapping[str, Any]) -> list[str]:
             )
         )
     text = [
-        f"Steps of ten families on one {found['gpu']} (torch {found['torch']}, {found['date']}) beside predictions",
-        "that need no GPU (`benchmarks/gpu_steps.py`): described on the meta device, for the shipped h100-8, bf16 over fp32",
-        "parameters, AdamW. One rank, so nothing is sent. Blocks are kept, recomputed, or compiled by torch.compile (which",
-        f"is not predicted). Allocated memory is {fmean(off['allocated_bytes']):.1%} off on average and "
-        f"{max(off['allocated_bytes']):.0%} at most, the step",
-        f"{fmean(off['step_s']):.0%} on average and {max(off['step_s']):.0%} at most:",
-        "large products are faster than in the published runs of 2023 that the machine is fitted to, and where kernels are",
-        "small the host is slower than the GPU, most of all where it computes blocks again (T5, Swin, ViT): a description",
-        "does not say what Python costs. To plan a time, profile (`osdp.profile`: 0.3 to 2.5% off in two runs).",
+        *wrapped(
+            f"Steps of ten families on one {found['gpu']} (torch {found['torch']}, {found['date']}) beside predictions",
+            "that need no GPU (`benchmarks/gpu_steps.py`): described on the meta device, for",
+            "the shipped h100-8, bf16 over fp32",
+            "parameters, AdamW. One rank, so nothing is sent. Blocks are kept, recomputed,",
+            "or compiled by torch.compile (which",
+            f"is not predicted). Allocated memory is {fmean(off['allocated_bytes']):.1%} off on average and "
+            f"{max(off['allocated_bytes']):.0%} at most, the step",
+            f"{fmean(off['step_s']):.0%} on average and {max(off['step_s']):.0%} at most:",
+            "large products are faster than in the published runs of 2023 that the machine",
+            "is fitted to, and where kernels are",
+            "small the host is slower than the GPU, most of all where it computes blocks",
+            "again (T5, Swin, ViT): a description",
+            "does not say what Python costs. To plan a time, profile (`osdp.profile`: 0.3 to 2.5% off in two runs).",
+        ),
         "",
     ]
     head = ("model", "blocks", "step: predicted, measured", "off", "allocated: predicted, measured", "off")
@@ -219,6 +232,40 @@ def paper(found: Mapping[str, Any]) -> list[str]:
     picture = "![Throughput of every strategy, by model and setting](paper.svg)"
     more = "More tables: [paper.md](../benchmarks/results/paper.md)."
     return ["## The paper's experiments", "", RULES, took(found), more, "", picture, "", *lines]
+
+
+def for_real(found: Mapping[str, Any]) -> list[str]:
+    if not found:
+        return []
+    rows, steps = [], []
+    for name, member in found["members"].items():
+        base = member["rows"]["FSDP2"].get("rate")
+        for contestant, row in member["rows"].items():
+            time = row.get("step_s")
+            said = row.get("predicted_s")
+            off = f" ({said / time - 1:+.1%})" if said and time else ""
+            steps += [abs(said / time - 1)] if off else []
+            shown = f"{said:.2f} s{off}" if off else ""
+            times = "-" if not base else f"{row['rate'] / base:.2f}" if time else ""
+            step = f"{time:.2f} s" if time else ""
+            peak = f"{row['peak_bytes'] / 1e6:.0f} of {member['limit_bytes'] / 1e6:.0f} MB"
+            rows.append((name, contestant, str(row["batch"] or "does not fit"), peak, step, shown, times))
+    page = ["## For real: the families trained within the same measured memory", ""]
+    page += [
+        *wrapped(
+            f"`benchmarks/for_real.py`: small members of N&D, W&S and I&C, {found['ranks']} ranks on {found['hosts']} hosts",
+            f"(network namespaces) behind links of {found['rate']}, so that communication to computation is the paper's;",
+            f"medians of {found['rounds']} rounds in turns ({machine_line(found['machine'])}). Each trains the",
+            f"largest batch, in units of {found['unit']} sequences a rank, that was measured to fit the limit, which is",
+            "halfway between the least and the most that one of the peers takes for one unit. What is compared is",
+            "samples/s, at batches that differ: the gain is larger batches and less communication together, and a unit is",
+            "coarse, so that it depends on where the limit lies.",
+            f"OSDP's steps are predicted {fmean(steps):.1%} off on average.",
+        ),
+        "",
+    ]
+    head = ("family", "trained by", "batch", "peak", "step", "predicted", "samples/s of FSDP2's")
+    return [*page, *table(head, rows)]
 
 
 def splitting(found: Mapping[str, Any]) -> list[str]:
@@ -263,6 +310,7 @@ def main() -> None:
     lines += one_gpu(stored("gpu-steps-nvidia-h100-80gb-hbm3.json"))
     lines += adversary(stored("adversary.json"))
     lines += paper(stored("paper.json"))
+    lines += for_real(stored("for-real.json"))
     lines += splitting(stored("splitting.json"))
     PAGE.write_text("\n".join([*lines, NOTES]) + notes)
 

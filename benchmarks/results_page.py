@@ -253,7 +253,8 @@ def for_real(found: Mapping[str, Any]) -> list[str]:
     page = ["## For real: the families trained within the same measured memory", ""]
     page += [
         *wrapped(
-            f"`benchmarks/for_real.py`: small members of N&D, W&S and I&C, {found['ranks']} ranks on {found['hosts']} hosts",
+            f"`benchmarks/for_real.py`: small members of {' and '.join(found['members'])},",
+            f"{found['ranks']} ranks on {found['hosts']} hosts",
             f"(network namespaces) behind links of {found['rate']}, so that communication to computation is the paper's;",
             f"medians of {found['rounds']} rounds in turns ({machine_line(found['machine'])}). Each trains the",
             f"largest batch, in units of {found['unit']} sequences a rank, that was measured to fit the limit, which is",

@@ -113,7 +113,7 @@ def run(family: str, folder: Path, file: Path) -> None:
 
 
 def measure_all(folder: Path, file: Path, families: list[str], seconds: float) -> None:
-    import torch
+    from support.gpu import head
 
     begin = time.monotonic()
     parts = {f: file.with_name(f"{file.stem}-{f}.part") for f in families}
@@ -129,19 +129,16 @@ def measure_all(folder: Path, file: Path, families: list[str], seconds: float) -
         except subprocess.TimeoutExpired:
             process.terminate()
     found = {f: json.loads(part.read_text()) for f, part in parts.items() if part.exists()}
-    head = {
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
-        "torch": torch.__version__,
-        "date": time.strftime("%Y-%m-%d"),
-    }
-    file.write_text(json.dumps(head | {"families": found}, indent=1) + "\n")
+    file.write_text(json.dumps(head() | {"families": found}, indent=1) + "\n")
     for part in parts.values():
         part.unlink(missing_ok=True)
 
 
 def show(file: Path) -> None:
+    from support.gpu import line
+
     found = json.loads(file.read_text())
-    print(f"{found['gpu']}, torch {found['torch']}, {found['date']}\n")
+    print(line(found) + "\n")
     print(
         "| family | manner | plans | allocated off, mean | worst | largest measured / predicted | reserved off, mean |"
     )

@@ -23,9 +23,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from support.gpu import head, line
 
 import osdp
-from osdp.show.plan_figures import device_terms
+from osdp.sharding.report import predicted_allocated_bytes, predicted_reserved_bytes
 
 STEPS, WARM_UP = 8, 3
 MANNERS = {"kept": False, "recomputed": True}
@@ -126,7 +127,6 @@ def measure(folder: Path, file: Path, seconds: float, names: list[str], compiled
     on_gpu = torch.cuda.is_available()
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
     rows = []
-    gpu = torch.cuda.get_device_name() if on_gpu else "CPU"
     for name, manner, compile_it in [
         *((name, manner, False) for name in names for manner in MANNERS),
         *((name, "kept", True) for name in compiled),
@@ -141,7 +141,7 @@ def measure(folder: Path, file: Path, seconds: float, names: list[str], compiled
             row["error"] = f"{type(error).__name__}: {error}"[:2000]
         rows.append(row)
         print(f"{time.monotonic() - begin:4.0f} s {json.dumps(row)}", flush=True)
-        found = {"gpu": gpu, "torch": torch.__version__, "date": time.strftime("%Y-%m-%d"), "rows": rows}
+        found = head() | {"rows": rows}
         file.write_text(json.dumps(found, indent=1) + "\n")
     dist.destroy_process_group()
 
@@ -152,21 +152,18 @@ def predict(file: Path, folder: Path) -> None:
     for row in found["rows"]:
         manner = "kept" if row["manner"] == "compiled" else row["manner"]
         plan = osdp.Plan.load(folder / f"{row['model']} {manner}.json")
-        terms = {t.name: t.bytes for t in device_terms(plan)}
         assert plan.predicted is not None
-        reserved = plan.predicted.peak_memory_bytes - terms.get("context", 0) - terms.get("communicators", 0)
-        allocated = reserved - terms.get("open blocks", 0) - terms.get("unused", 0)
         row["predicted"] = {
             "step_s": plan.predicted.step_time_s,
-            "allocated_bytes": allocated,
-            "reserved_bytes": reserved,
+            "allocated_bytes": predicted_allocated_bytes(plan),
+            "reserved_bytes": predicted_reserved_bytes(plan),
         }
     file.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def show(file: Path) -> None:
     found = json.loads(file.read_text())
-    print(f"{found['gpu']}, torch {found['torch']}, {found['date']}\n")
+    print(line(found) + "\n")
     print(
         "| model | blocks | step: predicted, measured | off | allocated: predicted, measured | off | reserved, off |"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -72,13 +72,16 @@ class Dlrm(nn.Module):
 
     TABLES = (20000, 5000, 40000, 300, 10000, 1000)
 
-    def __init__(self, width: int = 64) -> None:
+    def __init__(
+        self, tables: Sequence[int] = TABLES, first: int = 512, second: int = 256, width: int = 64
+    ) -> None:
         super().__init__()
-        self.tables = nn.ModuleList(nn.Embedding(rows, width) for rows in self.TABLES)
+        self.tables = nn.ModuleList(nn.Embedding(rows, width) for rows in tables)
         self.bottom = nn.Sequential(nn.Linear(13, 512), nn.ReLU(), nn.Linear(512, width), nn.ReLU())
-        n = len(self.TABLES) + 1
+        n = len(tables) + 1
         self.top = nn.Sequential(
-            nn.Linear(width + n * n, 512), nn.ReLU(), nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, 1)
+            *(nn.Linear(width + n * n, first), nn.ReLU(), nn.Linear(first, second), nn.ReLU()),
+            nn.Linear(second, 1),
         )
 
     def forward(self, dense: Tensor, sparse: Tensor) -> Tensor:

@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from support.families import UNet, WithLoss
+from support.families import Dlrm, UNet, WithLoss
 from support.five_models import Subject, integers, together
 
 _TEXTS, _PICTURES = ("input_ids", "labels"), ("pixel_values", "labels")
@@ -34,28 +33,7 @@ def _texts(model: str, config: str, words: int, batch: int, length: int, **optio
     return _of(model, config, _TEXTS, tokens, vocab_size=words, **options)
 
 
-class Recommender(nn.Module):
-    """Tables of 64 columns, and linears over their rows' products (DLRM)."""
-
-    TABLES = (2_000_000, 500_000, 4_000_000, 3_000, 100_000, 10_000) * 2
-
-    def __init__(self, width: int = 64) -> None:
-        super().__init__()
-        self.tables = nn.ModuleList(nn.Embedding(rows, width) for rows in self.TABLES)
-        self.bottom = nn.Sequential(nn.Linear(13, 512), nn.ReLU(), nn.Linear(512, width), nn.ReLU())
-        n = len(self.TABLES) + 1
-        self.top = nn.Sequential(
-            *(nn.Linear(width + n * n, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 1))
-        )
-
-    def forward(self, dense: Tensor, sparse: Tensor) -> Tensor:
-        x = self.bottom(dense)
-        rows = [t(i % t.num_embeddings) for t, i in zip(self.tables, sparse.T, strict=True)]
-        y = torch.stack([x, *rows], 1)
-        y = self.top(torch.cat([x, (y @ y.transpose(1, 2)).flatten(1)], 1))
-        return F.binary_cross_entropy_with_logits(y, torch.ones_like(y))
-
-
+TABLES = (2_000_000, 500_000, 4_000_000, 3_000, 100_000, 10_000) * 2  # of the DLRM
 _NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 _BERT = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
 LARGE = {
@@ -91,9 +69,9 @@ LARGE = {
     ),
     "U-Net": Subject(lambda: UNet(128), together(pictures(16, 256))),
     "DLRM": Subject(
-        Recommender,
+        lambda: Dlrm(TABLES, 2048, 2048),
         together(
-            lambda g: torch.randn((8192, 13), generator=g), integers(4_000_000, 8192, len(Recommender.TABLES))
+            lambda g: torch.randn((8192, 13), generator=g), integers(4_000_000, 8192, len(TABLES))
         ),
     ),
 }  # fmt: skip

@@ -30,9 +30,8 @@ _ATTENTION_BACKWARD = (
 )
 _PRODUCTS = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm)
 _CONVOLUTIONS = {aten.convolution: 8, aten.convolution_backward: 9}  # and where their groups are
-_CONVERSIONS = (
-    3  # what is read and written again while channels become the last dimension, and the first again
-)
+# What is read and written again while channels become the last dimension, and the first again.
+_CONVERSIONS = 3
 _NO_KERNEL = (aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided)
 _READ_PARTLY = (aten.embedding, aten.index_select, aten.gather, aten.index)  # as much as they write
 _SEVERAL = {aten.native_layer_norm_backward: 2}  # its input's gradient, and its parameters'

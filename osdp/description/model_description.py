@@ -153,7 +153,7 @@ class ModelDescription(Printed):
     # The name of the precision whose activations are counted; "" in older files, which do not say.
     precision: str = ""
     kernels: tuple[tuple[Kernel, ...], ...] = ()  # each list once, of whichever operators have it
-    # What will train the model: CPU or ACCELERATOR; "" where both hold the same memory, and in older files.
+    # What will train the model: CPU or ACCELERATOR; "" where both hold the same memory.
     device: str = ""
 
     @property

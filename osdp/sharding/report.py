@@ -13,7 +13,7 @@ from osdp.hardware.device_statistics import DeviceStatistics
 from osdp.plan.plan import Plan
 from osdp.sharding.drift import drift_of, step_now_s
 from osdp.sharding.report_value import Report
-from osdp.sharding.sharded_model import Sharded, runtime_of
+from osdp.sharding.sharded_model import runtime_of
 from osdp.show.plan_figures import device_terms
 
 # Terms of osdp.planning.device_memory that the caching allocator does not count, and those that it does not
@@ -52,10 +52,10 @@ def report(model: nn.Module, *, bare_step_s: float | None = None, machine: bool 
     return Report(
         predicted_step_time_s=predicted.step_time_s if predicted else None,
         measured_step_time_s=statistics.median(times) if times else None,
-        predicted_peak_memory_bytes=_predicted_without(sharded, _NOT_ALLOCATED),
+        predicted_peak_memory_bytes=predicted_allocated_bytes(sharded.plan),
         measured_peak_memory_bytes=peak,
         steps=len(sharded.runtime.step_seconds),
-        predicted_reserved_bytes=_predicted_without(sharded, _NOT_RESERVED),
+        predicted_reserved_bytes=predicted_reserved_bytes(sharded.plan),
         measured_reserved_bytes=reserved,
         drift=drift,
         predicted_step_time_now_s=step_now_s(sharded.plan, drift) if drift is not None else None,
@@ -69,9 +69,18 @@ def _assumed(plan: Plan) -> str | None:
     return hardware.name if hardware is not None and hardware.measured is None else None
 
 
-def _predicted_without(sharded: Sharded, terms: Collection[str]) -> int | None:
+def predicted_allocated_bytes(plan: Plan) -> int | None:
+    """The part of the predicted peak that an accelerator's allocator counts as allocated."""
+    return _predicted_without(plan, _NOT_ALLOCATED)
+
+
+def predicted_reserved_bytes(plan: Plan) -> int | None:
+    """The part of the predicted peak that the allocator reserves."""
+    return _predicted_without(plan, _NOT_RESERVED)
+
+
+def _predicted_without(plan: Plan, terms: Collection[str]) -> int | None:
     """The predicted peak without these terms of the device's memory."""
-    plan = sharded.plan
     if plan.predicted is None:
         return None
     return plan.predicted.peak_memory_bytes - sum(t.bytes for t in device_terms(plan) if t.name in terms)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,20 +10,12 @@ import pytest
 import osdp
 from tests.unit.gpt_descriptions import gpt, machine
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
-
 
 @pytest.fixture
-def least_and_most(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[int, int]]]:
-    # Benchmarks and the tests among ranks each have a package `support`.
-    others = {n: sys.modules.pop(n) for n in list(sys.modules) if n.partition(".")[0] == "support"}
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
+def least_and_most(benchmarks_first: None) -> Iterator[Callable[..., tuple[int, int]]]:
     from support.limits import least_and_most
 
     yield least_and_most
-    for name in [n for n in sys.modules if n.partition(".")[0] == "support"]:
-        del sys.modules[name]
-    sys.modules.update(others)
 
 
 @pytest.mark.parametrize("modes", ["FULL_SHARD", "NO_SHARD", "auto"])

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 OOM = {"why": "OOM", "search_s": 0.5}
 
 
@@ -19,16 +16,10 @@ def rate(value: float) -> dict[str, Any]:
 
 
 @pytest.fixture
-def headlines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    # Benchmarks and the tests among ranks each have a package `support`.
-    others = {n: sys.modules.pop(n) for n in list(sys.modules) if n.partition(".")[0] == "support"}
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
+def headlines(benchmarks_first: None) -> Iterator[Any]:
     from support.paper import headlines
 
     yield headlines
-    for name in [n for n in sys.modules if n.partition(".")[0] == "support"]:
-        del sys.modules[name]
-    sys.modules.update(others)
 
 
 def row(family: str, hosts: int, **columns: list[dict[str, Any]]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from types import MethodType
-from typing import Any
+from typing import Any, Self
 
 from torch import nn
 from torch.distributed.fsdp import FSDPModule as TorchFSDPModule
@@ -40,26 +40,18 @@ from osdp.sharding.parameter_settings import (
 )
 from osdp.sharding.sharded_model import sharded_of
 
-# These tune when collectives run and how; numbers do not depend on them, nor does what stays in memory between passes.
-HINTS = (
-    "reset_iter_state",
-    "set_force_sum_reduction_for_comms",
-    "set_modules_to_backward_prefetch",
-    "set_modules_to_forward_prefetch",
-    "set_post_optim_event",
-    "set_reduce_scatter_max_input_buffers",
-    "set_separate_reduce_scatter_group",
-    "set_symm_mem_for_comm",
-)
 
-# These would change results or memory in ways that are not supported; and what to do instead.
-UNSUPPORTED = {
-    "set_all_reduce_hook": "change gradients after backward, or in register_post_accumulate_grad_hook",
-    "set_allocate_memory_from_process_group_for_comm": "pass it to osdp.fully_shard(model, plan)",
-    "set_custom_all_gather": "OSDP uses its own collectives",
-    "set_custom_reduce_scatter": "OSDP uses its own collectives",
-    "set_reduce_scatter_unused_params": "a parameter that no rank used gets no gradient",
-}
+def _accepted(self: nn.Module, *_: Any, **__: Any) -> None:
+    """Accepted, without effect: the plan decides what this would tune."""
+
+
+def _refused(name: str, instead: str) -> Callable[..., None]:
+    def refused(self: nn.Module, *_: Any, **__: Any) -> None:
+        raise ShardingError(f"{name} is not supported: {instead}")
+
+    refused.__name__ = name
+    refused.__doc__ = f"Not supported, raises ShardingError: {instead}."
+    return refused
 
 
 _IN_SLICES = (
@@ -89,12 +81,12 @@ class FSDPModule(nn.Module):
 
     _osdp_fsdp_module = True
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """A new instance of the class (a slice of a Sequential) is not sharded: it is of the original class."""
         kind = cls.__mro__[cls.__mro__.index(FSDPModule) + 1]
-        made = kind.__new__(kind, *args, **kwargs)
+        made: Any = kind.__new__(kind, *args, **kwargs)
         made.__init__(*args, **kwargs)
-        return made
+        return made  # type: ignore[no-any-return]
 
     def __setattr__(self, name: str, value: Any) -> None:
         """torch's register_fsdp_forward_method puts a method that asks for FSDP2's state: ours is registered instead."""
@@ -201,35 +193,35 @@ class FSDPModule(nn.Module):
                 "set_requires_gradient_sync(False)"
             )
 
+    # These tune when collectives run and how; numbers do not depend on them, nor does what stays in memory between passes.
+    reset_iter_state = _accepted
+    set_force_sum_reduction_for_comms = _accepted
+    set_modules_to_backward_prefetch = _accepted
+    set_modules_to_forward_prefetch = _accepted
+    set_post_optim_event = _accepted
+    set_reduce_scatter_max_input_buffers = _accepted
+    set_separate_reduce_scatter_group = _accepted
+    set_symm_mem_for_comm = _accepted
+
+    # These would change results or memory in ways that are not supported; and what to do instead.
+    set_all_reduce_hook = _refused(
+        "set_all_reduce_hook", "change gradients after backward, or in register_post_accumulate_grad_hook"
+    )
+    set_allocate_memory_from_process_group_for_comm = _refused(
+        "set_allocate_memory_from_process_group_for_comm", "pass it to osdp.fully_shard(model, plan)"
+    )
+    set_custom_all_gather = _refused("set_custom_all_gather", "OSDP uses its own collectives")
+    set_custom_reduce_scatter = _refused("set_custom_reduce_scatter", "OSDP uses its own collectives")
+    set_reduce_scatter_unused_params = _refused(
+        "set_reduce_scatter_unused_params", "a parameter that no rank used gets no gradient"
+    )
+
 
 def parameters_of_unit(module: nn.Module) -> list[nn.Parameter]:
     """Those of the module's own unit: not of sharded parts inside."""
     parts = [part for part in module.modules() if part is not module and isinstance(part, FSDPModule)]
     inside = {id(p) for part in parts for p in part.parameters()}
     return [p for p in module.parameters() if id(p) not in inside]
-
-
-def _hint(name: str) -> Callable[..., None]:
-    def accepted(self: FSDPModule, *_: Any, **__: Any) -> None:
-        """Accepted, without effect: the plan decides what this would tune."""
-
-    accepted.__name__ = name
-    return accepted
-
-
-def _refusal(name: str, instead: str) -> Callable[..., None]:
-    def refused(self: FSDPModule, *_: Any, **__: Any) -> None:
-        raise ShardingError(f"{name} is not supported: {instead}")
-
-    refused.__name__ = name
-    refused.__doc__ = f"Not supported, raises ShardingError: {instead}."
-    return refused
-
-
-for _name in HINTS:
-    setattr(FSDPModule, _name, _hint(_name))
-for _name, _instead in UNSUPPORTED.items():
-    setattr(FSDPModule, _name, _refusal(_name, _instead))
 
 
 def as_fsdp_module(module: nn.Module) -> None:

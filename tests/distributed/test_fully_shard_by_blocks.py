@@ -19,7 +19,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import osdp
-from osdp.fsdp.fsdp_module import HINTS, UNSUPPORTED, FSDPModule, UnshardHandle
+from osdp.fsdp.fsdp_module import FSDPModule, UnshardHandle
 from osdp.ranks.process_groups import group_of_ranks
 from osdp.sharding.sharded_model import runtime_of
 
@@ -93,9 +93,10 @@ def told(me: Member) -> None:
     seen = []
     model[1].register_forward_hook(lambda module, args, output: seen.append(args[0].dtype))
     assert model(torch.randn(2, WIDTH)).dtype == torch.float32 and seen == [torch.bfloat16]
-    for name in HINTS:
+    methods = {name: value.__doc__ for name, value in vars(FSDPModule).items() if not name.startswith("_")}
+    for name in [n for n, text in methods.items() if text.startswith("Accepted, without effect: the plan")]:
         getattr(model, name)(True)
-    for name in UNSUPPORTED:
+    for name in [n for n, text in methods.items() if text.startswith("Not supported")]:
         with pytest.raises(osdp.ShardingError, match=f"^{name} is not supported: "):
             getattr(model, name)(True)
     model.set_requires_all_reduce(False)

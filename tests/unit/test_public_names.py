@@ -78,6 +78,11 @@ def test_public_names_have_one_home(name: str) -> None:
     )
 
 
+def test_type_checkers_are_asked_about_every_public_name() -> None:
+    script = (ROOT / "tests" / "typing" / "users_script.py").read_text()
+    assert set(osdp.__all__) <= set(re.findall(r"\bosdp\.(\w+)", script))
+
+
 def methods(owner: type) -> dict[str, Callable[..., Any]]:
     """The public methods and properties that the class itself defines."""
     plain = {

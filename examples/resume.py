@@ -51,9 +51,8 @@ def train(folder: str, told: Callable[[int, float], None]) -> None:
             loss.backward()
             optimizer.step(), schedule.step(), optimizer.zero_grad()
             told(step, loss.item())
-            if (
-                step + 1
-            ) % EVERY == 0:  # returns when a copy is made; files are written while training goes on
+            if (step + 1) % EVERY == 0:
+                # Returns when a copy is made: files are written while training goes on.
                 checkpoints.save(model, optimizer, step + 1, extra={"schedule": schedule.state_dict()})
     torch.distributed.destroy_process_group()
 

@@ -13,6 +13,11 @@ def format_count(count: int) -> str:
     return str(count)
 
 
+def format_rate(samples_per_s: float) -> str:
+    """12345.6 -> "12,346", 441.53 -> "441.5"."""
+    return f"{samples_per_s:,.0f}" if samples_per_s >= 1000 else f"{samples_per_s:.4g}"
+
+
 def format_seconds(seconds: float) -> str:
     """0.00123 -> "1.23 ms"."""
     for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):

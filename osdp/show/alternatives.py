@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterator, Sequence
 
 from osdp.base.byte_sizes import format_bytes
+from osdp.base.numbers import format_rate
 from osdp.plan.choice import Choice
 from osdp.plan.plan import Plan
 from osdp.plan.timeline import Timeline
@@ -27,6 +28,7 @@ class Alternatives:
         self.plan = plan
         self.modes = plan.searched.modes if plan.searched is not None else ("NO_SHARD", "FULL_SHARD")
         self.whole = whole_operators(plan.description, plan.searched.whole if plan.searched else ())
+        self.shown: list[tuple[int, float]] = []  # of each step that a line gave: peak, time
 
     @functools.cached_property
     def step(self) -> Timeline:
@@ -57,18 +59,28 @@ class Alternatives:
                 yield f"all {mode}: this plan"
                 continue
             step = other.simulate()
+            self.shown.append((_peak(step), step.step_time_s))
             yield (
                 f"all {mode}: {self._throughput(step)} samples/s against {self._throughput(self.step)}, "
                 f"{_memory(step, self.plan.memory_limit_bytes)}"
             )
 
+    def fastest(self, limit: int) -> float:
+        """Samples per second of the plan, or of a line's so far that fits into `limit` bytes and is faster."""
+        times = [seconds for peak, seconds in self.shown if peak <= limit]
+        return self._samples / min([self.step.step_time_s, *times])
+
+    @property
+    def _samples(self) -> int:
+        return self.plan.batch_size * self.plan.accumulation * (self.plan.world_size or 1)
+
     def _throughput(self, step: Timeline) -> str:
-        samples = self.plan.batch_size * self.plan.accumulation * (self.plan.world_size or 1)
-        return f"{samples / step.step_time_s:,.4g}"
+        return format_rate(self._samples / step.step_time_s)
 
     def _against(self, other: Plan) -> str:
         """ "step +3.2%, peak -54.4 MiB"."""
         step = other.simulate()
+        self.shown.append((_peak(step), step.step_time_s))
         change = step.step_time_s / self.step.step_time_s - 1
         time = f"step {change:+.2%}" if abs(change) >= _THE_SAME else "step as long"
         limit = self.plan.memory_limit_bytes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from osdp.base.byte_sizes import format_bytes
-from osdp.base.numbers import format_seconds
+from osdp.base.numbers import format_rate, format_seconds
 from osdp.plan.plan import Plan
 from osdp.show.table_rows import NUMBER, ranged, runs
 
@@ -50,7 +50,8 @@ def diff(plan: Plan, other: Plan) -> str:
         a, b = plan.predicted, other.predicted
         lines += [
             f"step time: {format_seconds(a.step_time_s)} -> {format_seconds(b.step_time_s)}",
-            f"throughput: {a.throughput:.4g} -> {b.throughput:.4g} samples/s{_percent(a.throughput, b.throughput)}",
+            f"throughput: {format_rate(a.throughput)} -> {format_rate(b.throughput)} samples/s"
+            f"{_percent(a.throughput, b.throughput)}",
             f"peak memory: {format_bytes(a.peak_memory_bytes)} -> {format_bytes(b.peak_memory_bytes)}",
         ]
     return "".join(line + "\n" for line in lines)

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from osdp.base.byte_sizes import format_bytes
+from osdp.base.numbers import format_rate
 from osdp.base.printed import plain
 from osdp.errors import InfeasibleError
 from osdp.plan.plan import Plan
@@ -33,17 +34,18 @@ def explained(plan: Plan, search: bool = True) -> RenderableType:
     """The plan's table and its reasons, for a rich console."""
     parts: list[RenderableType] = [render(plan)]
     if plan.predicted is not None:
+        others = alternatives(plan)
         parts += [
             Text("\nWhy each choice: the simulated step if that line alone were otherwise", style="bold"),
-            _Choices(plan),
+            _Choices(list(_choices(plan, others))),
         ]
-        parts += _paragraphs(plan, search)
+        parts += _paragraphs(plan, search, others)
     return Group(*parts)
 
 
-def _paragraphs(plan: Plan, search: bool) -> list[RenderableType]:
+def _paragraphs(plan: Plan, search: bool, others: Alternatives | None) -> list[RenderableType]:
     paragraphs: list[tuple[str, list[str]]] = []
-    if (others := alternatives(plan)) is not None:
+    if others is not None:
         blocks = ", the same blocks recomputed" if plan.recompute else ""
         paragraphs.append((f"Plans of one mode{blocks}", list(others.of_one_mode())))
     if lines := device_lines(plan):
@@ -52,10 +54,10 @@ def _paragraphs(plan: Plan, search: bool) -> list[RenderableType]:
         )
     if search and plan.searched is not None and plan.memory_limit_bytes is not None:
         if plan.searched.objective == "memory":
-            least = f"The least memory that gives {plan.searched.at_least:.4g} samples/s was requested."
+            least = f"The least memory that gives {format_rate(plan.searched.at_least or 0.0)} samples/s was requested."
             paragraphs.append(("Why so little memory", [least]))
         else:
-            paragraphs.append((f"The next {format_bytes(GIB)}", [next_gib(plan)]))
+            paragraphs.append((f"The next {format_bytes(GIB)}", [next_gib(plan, others)]))
         paragraphs.append((f"Why a batch of {plan.batch_size}", batch_reasons(plan)))
     found: list[RenderableType] = []
     for title, lines in paragraphs:
@@ -66,11 +68,11 @@ def _paragraphs(plan: Plan, search: bool) -> list[RenderableType]:
 class _Choices:
     """A row of each choice and its reason; where names leave too little room for reasons, these are below them."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
+    def __init__(self, found: list[tuple[str, str, Text, str]]) -> None:
+        self.found = found
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        found = list(_choices(self.plan))
+        found = self.found
         taken = [max(cell_len(str(row[i])) for row in found) + 2 for i in range(3)] if found else []
         if options.max_width - sum(taken) >= _REASON:
             table = Table.grid(padding=(0, 2, 0, 0))
@@ -88,9 +90,8 @@ class _Choices:
                 yield Padding(Text.assemble(mode, ": ", reason, overflow="fold"), (0, 0, 0, 4))
 
 
-def _choices(plan: Plan) -> Iterator[tuple[str, str, Text, str]]:
+def _choices(plan: Plan, others: Alternatives | None) -> Iterator[tuple[str, str, Text, str]]:
     """(operator, how many, mode, reason), named and indented as in the plan's table."""
-    others = alternatives(plan)
     for section in sections(plan):
         inside = "  " if section.blocks else ""
         if section.blocks:
@@ -129,8 +130,8 @@ def device_lines(plan: Plan) -> list[str]:
     return [f"{term.name}: {format_bytes(term.bytes)} ({term.why})" for term in device_terms(plan)]
 
 
-def next_gib(plan: Plan) -> str:
-    """The result of the same search with 1 GiB more."""
+def next_gib(plan: Plan, others: Alternatives | None) -> str:
+    """The result of the same search with 1 GiB more, or of the fastest line of `others` that then fits."""
     assert plan.memory_limit_bytes is not None and plan.predicted is not None
     richer = search_again(plan, plan.memory_limit_bytes + GIB)
     assert richer.predicted is not None
@@ -145,10 +146,14 @@ def next_gib(plan: Plan) -> str:
         ways.append(f"{changed} of {len(plan.choices)} operators chosen otherwise")
     if richer.recompute != plan.recompute:
         ways.append(f"{len(richer.recompute)} blocks recomputed in place of {len(plan.recompute)}")
+    line = others.fastest(plan.memory_limit_bytes + GIB) if others is not None else before
+    if line > max(before, after) * (1 + 1e-9):
+        rates = f"{format_rate(line)} samples/s in place of {format_rate(before)}"
+        return f"buys at least {line / before - 1:.2%}: {rates} (one line above)."
     if after <= before * (1 + 1e-9):
-        return "buys nothing: no plan is faster with it."
+        return "buys nothing: the search finds no faster plan with it."
     how = ", ".join(ways) or "other units"
-    return f"buys {after / before - 1:.2%}: {after:.4g} samples/s in place of {before:.4g} ({how})."
+    return f"buys {after / before - 1:.2%}: {format_rate(after)} samples/s in place of {format_rate(before)} ({how})."
 
 
 def batch_reasons(plan: Plan) -> list[str]:
@@ -202,7 +207,7 @@ def _more_sharded(plan: Plan, other: Plan) -> str:
 
 def _throughput(plan: Plan) -> str:
     assert plan.predicted is not None
-    return f"{plan.predicted.throughput:.4g} samples/s"
+    return f"{format_rate(plan.predicted.throughput)} samples/s"
 
 
 def _neighbours(plan: Plan) -> tuple[int | None, int | None]:

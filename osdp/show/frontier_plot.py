@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from osdp.base.byte_sizes import format_bytes
-from osdp.base.numbers import format_seconds
+from osdp.base.numbers import format_rate, format_seconds
 from osdp.errors import InvalidProblemError
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def table(frontier: Frontier) -> Table:
     for p in frontier.points:
         found.add_row(
             format_bytes(p.memory_limit_bytes),
-            f"{p.throughput:.4g}",
+            format_rate(p.throughput),
             format_seconds(p.step_time_s),
             str(p.batch_size),
             format_bytes(p.peak_memory_bytes),

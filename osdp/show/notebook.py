@@ -6,7 +6,7 @@ from __future__ import annotations
 from html import escape
 
 from osdp.base.byte_sizes import format_bytes
-from osdp.base.numbers import format_seconds
+from osdp.base.numbers import format_rate, format_seconds
 from osdp.plan.plan import Plan
 from osdp.show.plan_figures import memory_parts, step_parts
 from osdp.show.table_rows import Row, Section, sections
@@ -96,7 +96,7 @@ def _bars(plan: Plan) -> str:
     memory = [(name, float(size), format_bytes(size)) for name, size in memory_parts(plan)]
     time = [(name, s, format_seconds(s)) for name, s in step_parts(p).parts]
     whole = float(plan.memory_limit_bytes or p.peak_memory_bytes)
-    throughput = f"{format_seconds(p.step_time_s)}, {p.throughput:.4g} samples/s over all ranks"
+    throughput = f"{format_seconds(p.step_time_s)}, {format_rate(p.throughput)} samples/s over all ranks"
     parts = [
         f"<div>peak memory: {escape(memory_line(plan))}</div>{_bar(memory, whole, _MEMORY_COLORS)}",
         f"<div>step time: {escape(throughput)}</div>{_bar(time, p.step_time_s, _TIME_COLORS)}",

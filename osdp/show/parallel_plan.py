@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from osdp.base.byte_sizes import format_bytes
-from osdp.base.numbers import format_seconds
+from osdp.base.numbers import format_rate, format_seconds
 
 if TYPE_CHECKING:
     from osdp.plan.parallel_plan import ParallelPlan, StagePlan
@@ -34,7 +34,7 @@ def _head(plan: ParallelPlan) -> str:
         f"{plan.description.name} on {plan.world_size} ranks ({plan.hosts} hosts, {plan.hardware.label}): "
         f"tensor {t} x pipeline {p} x data {d}\n"
         f"a step of {plan.global_batch_size} samples: {plan.micro_batches} micro-batches of {plan.micro_batch_size} on each "
-        f"replica, schedule {plan.schedule}; {step}, {plan.throughput:.4g} samples/s, {plan.idle_share:.1%} idle; "
+        f"replica, schedule {plan.schedule}; {step}, {format_rate(plan.throughput)} samples/s, {plan.idle_share:.1%} idle; "
         f"{format_bytes(plan.peak_memory_bytes)} of {format_bytes(plan.memory_limit_bytes)}"
     )
 

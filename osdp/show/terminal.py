@@ -9,7 +9,7 @@ from rich.text import Text
 
 from osdp import _search
 from osdp.base.byte_sizes import format_bytes
-from osdp.base.numbers import cells, format_count, format_seconds
+from osdp.base.numbers import cells, format_count, format_rate, format_seconds
 from osdp.plan.choice import Choice
 from osdp.plan.plan import Plan
 from osdp.show.fitting import Fitting
@@ -210,7 +210,7 @@ def time_line(plan: Plan) -> str:
     """Time and throughput in words."""
     p = plan.predicted
     assert p is not None
-    return f"{format_seconds(p.step_time_s)} a step, {p.throughput:.4g} samples/s over all ranks"
+    return f"{format_seconds(p.step_time_s)} a step, {format_rate(p.throughput)} samples/s over all ranks"
 
 
 def proof_line(plan: Plan) -> str:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-STEPS = runpy.run_path(str(EXAMPLES / "resume.py"))["STEPS"]
+RESUME = runpy.run_path(str(EXAMPLES / "resume.py"))
+STEPS = RESUME["STEPS"]
 
 # `examples/resume.py`, in which rank 1 kills itself in the first start, while a checkpoint may be being written.
 SCRIPT = f"""
@@ -65,6 +66,7 @@ def test_losses_go_on_as_if_nobody_had_been_killed(tmp_path: Path) -> None:
         folder: begun(folder, victim)
         for folder, victim in ((tmp_path / "whole", -1), (tmp_path / "killed", 17))
     }
+    assert STEPS * RESUME["PAUSE_S"] >= 60, "it lasts long enough to be killed by hand"
     (whole,), (first, second) = (losses(run, folder) for folder, run in runs.items())
     assert sorted(whole) == list(range(STEPS)) and sorted(first) == list(range(18))
     # Of the save after step 14, two steps before the death, nobody can say whether it was complete by then.

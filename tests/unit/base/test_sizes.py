@@ -1,6 +1,7 @@
 import pytest
 
 from osdp.base.byte_sizes import format_bytes, parse_bytes
+from osdp.base.numbers import format_rate
 from osdp.errors import InvalidProblemError
 
 
@@ -75,3 +76,7 @@ def test_a_number_in_a_string_needs_its_unit_and_the_error_shows_how() -> None:
 )
 def test_sizes_for_people(size: int, text: str) -> None:
     assert format_bytes(size) == text
+
+
+def test_throughput_has_no_exponent() -> None:
+    assert [format_rate(x) for x in (0.5, 441.53, 1234.5, 52104.2)] == ["0.5", "441.5", "1,234", "52,104"]

@@ -39,6 +39,7 @@ def test_the_home_page_lists_every_page() -> None:
 def test_diagrams_and_outputs_of_the_home_page_are_not_cut_off() -> None:
     code = [line for line in INDEX.splitlines() if line.startswith("    ")]
     assert code and max(map(len, code)) <= 88
+    assert max(map(len, ten_lines(INDEX).splitlines())) <= 98
 
 
 @pytest.mark.parametrize("name", re.findall(r"^::: (\S+)$", API, re.MULTILINE))

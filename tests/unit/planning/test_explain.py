@@ -10,6 +10,7 @@ import torch
 
 import osdp
 import osdp.base.byte_sizes
+from osdp.base.numbers import format_rate
 from osdp.description.model_description import ModelDescription
 from osdp.plan.choice import Choice
 from osdp.plan.plan import Plan
@@ -95,8 +96,8 @@ def test_plans_of_one_mode_are_simulated(plan: Plan) -> None:
             assert f"all {mode}: this plan" in text
             continue
         step = other.simulate()
-        rate = f"{8 * plan.batch_size / step.step_time_s:,.4g}"
-        assert f"all {mode}: {rate} samples/s against {plan.predicted.throughput:,.4g}" in text
+        rate = format_rate(8 * plan.batch_size / step.step_time_s)
+        assert f"all {mode}: {rate} samples/s against {format_rate(plan.predicted.throughput)}" in text
         assert (f"all {mode}: " + rate in text) and (
             "does not fit" in text.split(f"all {mode}")[1].split("all ")[0]
         ) == (step.largest_peak_bytes > plan.memory_limit_bytes)
@@ -120,8 +121,27 @@ def test_the_next_gib_is_searched_for(plan: Plan) -> None:
     assert plan.memory_limit_bytes is not None and plan.predicted is not None
     richer = search_again(plan, plan.memory_limit_bytes + 2**30)
     assert richer.predicted is not None and richer.predicted.throughput > plan.predicted.throughput
-    assert f"{richer.predicted.throughput:.4g} samples/s in place of {plan.predicted.throughput:.4g}" in text
+    assert (
+        f"{format_rate(richer.predicted.throughput)} samples/s in place of {format_rate(plan.predicted.throughput)}"
+        in text
+    )
     assert f"batch {richer.batch_size} in place of {plan.batch_size}" in text
+
+
+def test_more_memory_buys_at_least_what_a_line_above_says(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search with more memory may end at a plan that is no faster: "no plan is faster" stood below rows that are."""
+    monkeypatch.setattr("osdp.show.explain.search_again", lambda plan, *_, **__: plan)
+    text = plan.explain(300)
+    faster = [change for _, _, change, rest in changes(plan, text) if change < 0 and "does not fit" in rest]
+    modes = re.findall(r"all \w+: ([\d.,]+) samples/s against ([\d.,]+)", text)
+    ratios = [
+        1 / (1 + min(faster)),
+        *(float(a.replace(",", "")) / float(b.replace(",", "")) for a, b in modes),
+    ]
+    (bought,) = re.findall(r"at least ([\d.]+)%", paragraph(text, "The next 1.00 GiB"))
+    assert float(bought) / 100 == pytest.approx(max(ratios) - 1, rel=2e-3)
 
 
 def test_the_batch_is_held_against_its_neighbours(plan: Plan, description: ModelDescription) -> None:
@@ -138,7 +158,7 @@ def test_the_batch_is_held_against_its_neighbours(plan: Plan, description: Model
             assert f"With {size}: nothing fits" in text
             continue
         assert other.predicted is not None
-        assert f"With {size}: {other.predicted.throughput:.4g} samples/s" in text
+        assert f"With {size}: {format_rate(other.predicted.throughput)} samples/s" in text
 
 
 def test_a_batch_that_was_asked_for_is_no_choice(plan: Plan, description: ModelDescription) -> None:

@@ -29,7 +29,7 @@ import osdp
 READING = """
 NO_SHARD: every rank holds all of it. FULL_SHARD: each rank holds its share, and gathers the rest when it computes.
 "1/4 out": computed in 4 slices, 1 of them sharded. state: parameters, gradients and optimizer on one rank. saved:
-activations that backward needs. Why each was chosen: osdp explain demo-out/plan.json"""
+activations that backward needs. Why each was chosen: osdp explain {plan}"""
 
 
 def measure(model: nn.Module, sample: tuple[Tensor, Tensor]) -> osdp.Hardware:
@@ -106,8 +106,13 @@ def main(settings: Settings) -> None:
         checkpoint=False,
     )
     plan.save(out / "plan.json")
+    whole = plan.replace(dict.fromkeys(plan.choices, osdp.Choice("NO_SHARD"))).simulate()
+    say(
+        f"the limit of this demo: {size(plan.memory_limit_bytes or 0)} a rank. With everything whole on every rank, as "
+        f"DistributedDataParallel holds it, a step would take {size(whole.largest_peak_bytes)}\n"
+    )
     say(str(plan))
-    say(READING)
+    say(READING.format(plan=out / "plan.json"))
 
     expected, step_time = train_unsharded(model, text, settings)
 

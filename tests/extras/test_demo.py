@@ -27,6 +27,8 @@ def test_the_demo_describes_profiles_searches_trains_and_reloads_on_another_numb
     titles = re.findall(r"^== (\w+): (.+)$", told.stdout, re.MULTILINE)
     assert tuple(what for what, _ in titles[: len(PARTS)]) == PARTS
     assert all(len(why.split()) > 4 for _, why in titles), "a title says what it means"
+    limit, whole = map(float, re.findall(r"demo: ([\d.]+) MiB a rank.* take ([\d.]+) MiB", told.stdout)[0])
+    assert limit < whole and f"osdp explain {tmp_path}/plan.json" in told.stdout
     (difference,) = re.findall(r"largest difference over 10 steps: (\S+)", told.stdout)
     assert float(difference) < 1e-4
     assert "saved by 2 ranks" in told.stdout and "loaded by 1 rank" in told.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from pathlib import Path
 from typing import Any
@@ -88,9 +89,16 @@ def test_a_trainer_that_trains_again_and_resumes(tmp_path: Path) -> None:
 
 def test_arguments_of_lightnings_strategy_for_fsdp(tmp_path: Path) -> None:
     pytest.importorskip("lightning")
+    from lightning.pytorch.strategies import FSDPStrategy
+
     from osdp.errors import InvalidProblemError
     from osdp.integrations.lightning import OSDPStrategy
 
+    for name, parameter in inspect.signature(FSDPStrategy.__init__).parameters.items():
+        if parameter.default is not inspect.Parameter.empty:
+            OSDPStrategy(**{name: parameter.default})
+    with pytest.raises(InvalidProblemError, match="sharding_strategy'"):
+        OSDPStrategy(sharding_strategyy="FULL_SHARD")
     with pytest.raises(InvalidProblemError, match=r"state_dict_type='sharded'.*full tensors"):
         OSDPStrategy(state_dict_type="sharded")
     with pytest.raises(InvalidProblemError, match="activation_checkpointing_policy alone"):

@@ -146,6 +146,14 @@ void bind_collectives(py::module_& m) {
       py::arg("group"), py::arg("device"), py::arg("place"),
       "Sets the position that other ranks' errors name for this rank, such as 'osdp.save'; '': none.");
   m.def(
+      "name_ranks",
+      [](const std::string& group, const at::Device& device, std::vector<std::string> names) {
+        comm::Lane::of(group, device)->health().name_ranks(faults::RankNames(std::move(names)));
+      },
+      py::arg("group"), py::arg("device"), py::arg("names"),
+      "Sets what errors call each rank of a group, such as 'rank 6 (stage 1)'; see "
+      "csrc/faults/rank_names.hpp.");
+  m.def(
       "this_process", [] { return faults::Process::here().encode(); },
       "This process's identity as text (host, process id, start time); see csrc/faults/process.hpp.");
   m.def(

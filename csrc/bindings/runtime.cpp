@@ -111,6 +111,9 @@ void bind_runtime(py::module_& m) {
            py::arg("backend_memory") = false, py::arg("reductions_group") = "",
            py::arg("shard_reductions_group") = "", Release())
       .def_property_readonly("rank", &rt::Runtime::rank)
+      .def_property_readonly(
+          "rank_name", &rt::Runtime::rank_name,
+          "What errors call this rank: its number in the job, and its stage of a pipeline.")
       .def_property_readonly("world", &rt::Runtime::world)
       .def(
           "add_call",

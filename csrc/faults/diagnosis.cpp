@@ -15,8 +15,6 @@ std::string seconds(double s) {
   return out.str();
 }
 
-std::string rank_name(int64_t rank) { return "rank " + std::to_string(rank); }
-
 std::string last_heard(const Seen& seen) {
   return seen.status ? "when last heard from, it " + seen.status->where()
                      : std::string("it never waited long enough to report where it was");
@@ -84,7 +82,8 @@ Advice advice(const TaskName& here, const TaskName& there) {
 
 // For one lane, in which this rank waits.
 std::optional<Failure> certain_failure(size_t lane, int64_t rank, const RankStatus& mine,
-                                       const std::vector<Seen>& seen, double timeout_s) {
+                                       const std::vector<Seen>& seen, double timeout_s,
+                                       const RankNames& name) {
   const LaneStatus& here = mine.lane(lane);
   for (size_t r = 0; r < seen.size(); ++r) {
     if (static_cast<int64_t>(r) == rank || !seen[r].status) continue;
@@ -92,7 +91,7 @@ std::optional<Failure> certain_failure(size_t lane, int64_t rank, const RankStat
     const LaneStatus& there = theirs.lane(lane);
     const auto other = static_cast<int64_t>(r);
     if (theirs.ended && there.position <= here.position)
-      return Failure{ErrorKind::Rank, other, rank_name(other) + " ended " + after_exception(theirs)};
+      return Failure{ErrorKind::Rank, other, name(other) + " ended " + after_exception(theirs)};
     if (there.busy && there.position == here.position && there.task.digest != here.task.digest) {
       const auto [what, todo] = advice(here.task, there.task);
       std::map<std::string, std::string> places;  // where -> ranks
@@ -102,15 +101,15 @@ std::optional<Failure> certain_failure(size_t lane, int64_t rank, const RankStat
                                                                   : nullptr;
             p && p->lane(lane).busy && p->lane(lane).position == here.position) {
           std::string& ranks = places[p->where()];
-          ranks += (ranks.empty() ? "rank " : ", rank ") + std::to_string(i);
+          ranks += (ranks.empty() ? "" : ", ") + name(static_cast<int64_t>(i));
         }
       std::string cause = std::string(what) + ":";
       for (const auto& [where, ranks] : places) cause += " " + ranks + " " + where + ";";
       if (theirs.raised > mine.raised || mine.raised > theirs.raised) {
         const bool they = theirs.raised > mine.raised;
-        cause.append(" ").append(rank_name(they ? other : rank)) += " ended a forward or backward " +
-                                                                    after_exception(they ? theirs : mine) +
-                                                                    ", and the others did not;";
+        cause.append(" ").append(name(they ? other : rank)) += " ended a forward or backward " +
+                                                               after_exception(they ? theirs : mine) +
+                                                               ", and the others did not;";
       }
       return Failure{ErrorKind::Order, -1, cause + " " + todo};
     }
@@ -118,7 +117,7 @@ std::optional<Failure> certain_failure(size_t lane, int64_t rank, const RankStat
     const double still_s = theirs.still_s + seen[r].heard_s;
     if (theirs.raised > mine.raised && there.asked < here.position && !theirs.busy() && still_s > patience)
       return Failure{ErrorKind::Rank, other,
-                     rank_name(other) + " ended a forward or backward " + after_exception(theirs) +
+                     name(other) + " ended a forward or backward " + after_exception(theirs) +
                          ", and has not continued for " + seconds(still_s)};
   }
   return std::nullopt;
@@ -139,15 +138,15 @@ bool is_behind(const RankStatus& mine, const std::optional<RankStatus>& theirs) 
 }  // namespace
 
 std::optional<Failure> certain_failure(int64_t rank, const RankStatus& mine, const std::vector<Seen>& seen,
-                                       double timeout_s) {
+                                       double timeout_s, const RankNames& name) {
   for (size_t lane = 0; lane < mine.lanes.size(); ++lane)
     if (mine.lanes[lane].busy)
-      if (auto failure = certain_failure(lane, rank, mine, seen, timeout_s)) return failure;
+      if (auto failure = certain_failure(lane, rank, mine, seen, timeout_s, name)) return failure;
   return std::nullopt;
 }
 
 Failure timed_out(int64_t rank, const RankStatus& mine, const std::vector<Seen>& seen, double timeout_s,
-                  double silent_s) {
+                  double silent_s, const RankNames& name) {
   const std::string within = " (the process group's timeout is " + seconds(timeout_s) + ")";
   std::vector<int64_t> behind, waiting;
   for (size_t r = 0; r < seen.size(); ++r) {
@@ -163,7 +162,7 @@ Failure timed_out(int64_t rank, const RankStatus& mine, const std::vector<Seen>&
   std::string causes;
   for (const int64_t other : behind) {
     const auto& [status, heard_s] = seen[static_cast<size_t>(other)];
-    causes += (causes.empty() ? "" : "; ") + rank_name(other);
+    causes += (causes.empty() ? "" : "; ") + name(other);
     bool told = status.has_value();
     for (size_t i = 0; told && i < mine.lanes.size(); ++i)
       told = !mine.lanes[i].busy || status->lane(i).position >= mine.lanes[i].position - 1;
@@ -182,38 +181,39 @@ Failure timed_out(int64_t rank, const RankStatus& mine, const std::vector<Seen>&
 }
 
 Failure went_apart(int64_t position, const std::pair<int64_t, const TaskName*>& one,
-                   const std::pair<int64_t, const TaskName*>& other) {
+                   const std::pair<int64_t, const TaskName*>& other, const RankNames& name) {
   const auto [what, todo] = advice(*one.second, *other.second);
   std::string cause = std::string(what) + ":";
   for (const auto& [rank, task] : {one, other})
-    cause += " " + rank_name(rank) + " ran #" + std::to_string(position) + " " + task->text() + ";";
+    cause += " " + name(rank) + " ran #" + std::to_string(position) + " " + task->text() + ";";
   return {ErrorKind::Order, -1, cause + " " + todo};
 }
 
-Failure went_apart(int64_t agreed, int64_t position, int64_t one, int64_t other) {
+Failure went_apart(int64_t agreed, int64_t position, int64_t one, int64_t other, const RankNames& name) {
   return {ErrorKind::Order, -1,
-          rank_name(one) + " and " + rank_name(other) + " ran different collectives between #" +
+          name(one) + " and " + name(other) + " ran different collectives between #" +
               std::to_string(agreed + 1) + " and #" + std::to_string(position) +
               ": every rank must call the same modules in the same order"};
 }
 
-Failure connection_lost(int64_t peer, const std::vector<Seen>& seen, const std::string& what, Life life) {
+Failure connection_lost(int64_t peer, const std::vector<Seen>& seen, const std::string& what, Life life,
+                        const RankNames& name) {
   if (peer < 0 || peer >= static_cast<int64_t>(seen.size()))
     return {ErrorKind::Rank, -1, "the connection to another rank was lost (" + brief(what) + ")"};
   const Seen& theirs = seen[static_cast<size_t>(peer)];
-  if (life == Life::Ended || (theirs.status && theirs.status->ended)) return process_ended(peer, seen);
-  const std::string name = rank_name(peer);
+  if (life == Life::Ended || (theirs.status && theirs.status->ended)) return process_ended(peer, seen, name);
+  const std::string it = name(peer);
   const std::string how = life == Life::Runs
-                              ? "the connection to " + name + " was lost, although its process is running"
-                              : name + "'s process has ended, or its machine is down";
+                              ? "the connection to " + it + " was lost, although its process is running"
+                              : it + "'s process has ended, or its machine is down";
   return {ErrorKind::Rank, peer, how + " (" + brief(what) + "); " + last_heard(theirs)};
 }
 
-Failure process_ended(int64_t peer, const std::vector<Seen>& seen) {
+Failure process_ended(int64_t peer, const std::vector<Seen>& seen, const RankNames& name) {
   const Seen& theirs = seen[static_cast<size_t>(peer)];
   if (theirs.status && theirs.status->ended)
-    return {ErrorKind::Rank, peer, rank_name(peer) + " ended " + after_exception(*theirs.status)};
-  return {ErrorKind::Rank, peer, rank_name(peer) + "'s process has ended; " + last_heard(theirs)};
+    return {ErrorKind::Rank, peer, name(peer) + " ended " + after_exception(*theirs.status)};
+  return {ErrorKind::Rank, peer, name(peer) + "'s process has ended; " + last_heard(theirs)};
 }
 
 }  // namespace osdp::faults

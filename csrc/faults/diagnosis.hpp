@@ -9,6 +9,7 @@
 
 #include "faults/errors.hpp"
 #include "faults/process.hpp"
+#include "faults/rank_names.hpp"
 #include "faults/rank_status.hpp"
 #include "faults/task_name.hpp"
 
@@ -40,20 +41,21 @@ struct Failure {
 // runs a different task at the same position (the order differs), or its process has reported that it ends.
 // Certain after kRaisedPatience: an exception ended a pass on that rank but not on this one, and the rank has
 // submitted nothing since. Only at the timeout: the rank does not arrive, whether alive or silent. `mine` is
-// seen[rank]'s newest status.
+// seen[rank]'s newest status. All texts call ranks by `name`.
 constexpr double kRaisedPatience_s = 5.0;
 std::optional<Failure> certain_failure(int64_t rank, const RankStatus& mine, const std::vector<Seen>& seen,
-                                       double timeout_s);
+                                       double timeout_s, const RankNames& name);
 // `silent_s`: a rank that should have reported within that time and has not is taken to show no sign of life.
 Failure timed_out(int64_t rank, const RankStatus& mine, const std::vector<Seen>& seen, double timeout_s,
-                  double silent_s);
+                  double silent_s, const RankNames& name);
 // The connection to `peer` (-1: not known) failed with `what`. `life`: the observed state of its process.
-Failure connection_lost(int64_t peer, const std::vector<Seen>& seen, const std::string& what, Life life);
-Failure process_ended(int64_t peer, const std::vector<Seen>& seen);
+Failure connection_lost(int64_t peer, const std::vector<Seen>& seen, const std::string& what, Life life,
+                        const RankNames& name);
+Failure process_ended(int64_t peer, const std::vector<Seen>& seen, const RankNames& name);
 // The tasks of two ranks differ: at `position`; or somewhere after `agreed` up to `position`, if the other
 // rank's tasks are not known.
 Failure went_apart(int64_t position, const std::pair<int64_t, const TaskName*>& one,
-                   const std::pair<int64_t, const TaskName*>& other);
-Failure went_apart(int64_t agreed, int64_t position, int64_t one, int64_t other);
+                   const std::pair<int64_t, const TaskName*>& other, const RankNames& name);
+Failure went_apart(int64_t agreed, int64_t position, int64_t one, int64_t other, const RankNames& name);
 
 }  // namespace osdp::faults

@@ -48,6 +48,16 @@ void GroupHealth::raised(std::string text) {
   raised_text_ = without_backtrace(std::move(text));
 }
 
+void GroupHealth::name_ranks(RankNames names) {
+  std::lock_guard lock(mutex_);
+  names_ = std::move(names);
+}
+
+RankNames GroupHealth::names() const {
+  std::lock_guard lock(mutex_);
+  return names_;
+}
+
 CollectiveTracker& GroupHealth::add_lane() {
   std::lock_guard lock(mutex_);
   CollectiveTracker& lane = *lanes_.emplace_back(std::make_unique<CollectiveTracker>());
@@ -62,8 +72,7 @@ std::exception_ptr GroupHealth::explain(Trouble trouble) {
   if (explained_) told_.wait_for(lock, kExplainWait, [this] { return interruption_ != nullptr; });
   if (!interruption_) {
     std::string message = "OSDP: " + trouble_->label + " failed: ";
-    if (trouble_->peer >= 0)
-      message += "the connection to rank " + std::to_string(trouble_->peer) + " was lost: ";
+    if (trouble_->peer >= 0) message += "the connection to " + names_(trouble_->peer) + " was lost: ";
     message += trouble_->text;
     const ErrorKind kind = trouble_->kind.value_or(ErrorKind::Rank);
     lock.unlock();

@@ -16,6 +16,7 @@
 #include "faults/abortable.hpp"
 #include "faults/collective_tracker.hpp"
 #include "faults/errors.hpp"
+#include "faults/rank_names.hpp"
 
 namespace osdp::faults {
 
@@ -48,6 +49,10 @@ class GroupHealth : public std::enable_shared_from_this<GroupHealth> {
     bool connection = false;  // the connection to `peer` failed: the cause is there
     int64_t peer = -1;        // rank in the lanes' group; -1: unknown
   };
+
+  // --- the group's maker, and whoever learns more of its ranks later (their stage of a pipeline)
+  void name_ranks(RankNames names);
+  RankNames names() const;
 
   // --- the computing thread
   void at(const std::string* place) noexcept { place_.store(place, std::memory_order_relaxed); }
@@ -82,6 +87,7 @@ class GroupHealth : public std::enable_shared_from_this<GroupHealth> {
   std::atomic<bool> explained_{false};
   // Under mutex_:
   std::vector<std::unique_ptr<CollectiveTracker>> lanes_;
+  RankNames names_;
   int64_t raised_ = 0;
   std::string raised_text_;
   std::optional<Trouble> trouble_;

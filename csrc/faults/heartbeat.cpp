@@ -88,7 +88,7 @@ class Beating {
     last_ = std::move(now);
     if (over_) return;
     if (!giving_up.empty()) {
-      attempt([&] { conclude({ErrorKind::Rank, rank_, "rank " + std::to_string(rank_) + " " + giving_up}); });
+      attempt([&] { conclude({ErrorKind::Rank, rank_, name(rank_) + " " + giving_up}); });
       over_ = true;
       return;
     }
@@ -110,7 +110,7 @@ class Beating {
     // A heart on a busy machine is late: long silence alone says that there is none.
     const double silent_s = std::max(2 * kTellEvery_s + 2 * ask_every_s, std::min(kSilent_s, timeout_s_ / 2));
     if (waits_s >= timeout_s_) {
-      const Failure failure = timed_out(rank_, status(), seen_, timeout_s_, silent_s);
+      const Failure failure = timed_out(rank_, status(), seen_, timeout_s_, silent_s, health_->names());
       if (!attempt([&] { conclude(failure); })) interrupt(failure);
     } else if (store_lost_ && since(*store_lost_) >= kStoreLost_s) {
       interrupt(
@@ -154,6 +154,8 @@ class Beating {
     return p;
   }
 
+  std::string name(int64_t rank) const { return health_->names()(rank); }
+
   static std::string key(int64_t rank) { return "pulse/" + std::to_string(rank); }
   static std::string process_key(int64_t rank) { return "process/" + std::to_string(rank); }
 
@@ -190,7 +192,7 @@ class Beating {
       if (!processes_[r] || static_cast<int64_t>(r) == rank_ || life_of(*processes_[r]) != Life::Ended)
         continue;
       if (std::exchange(gone_, static_cast<int64_t>(r)) != gone_) return;
-      const Failure failure = process_ended(gone_, seen_);
+      const Failure failure = process_ended(gone_, seen_, health_->names());
       if (!attempt([&] { conclude(failure); })) interrupt(failure);
       return;
     }
@@ -205,7 +207,8 @@ class Beating {
       process_of(static_cast<int64_t>(r));
       seen_[r].heard_s = since(heard_[r]);
     }
-    if (auto failure = certain_failure(rank_, status(), seen_, timeout_s_)) conclude(*failure);
+    if (auto failure = certain_failure(rank_, status(), seen_, timeout_s_, health_->names()))
+      conclude(*failure);
   }
 
   // Adopts `mine` unless another rank concluded earlier.
@@ -216,11 +219,12 @@ class Beating {
 
   void interrupt(const Failure& failure) {
     over_ = true;
-    std::string message =
-        "OSDP: rank " + std::to_string(rank_) + " cannot continue: " + failure.cause + ". Rank " +
-        std::to_string(rank_) + " " + status().where() +
-        ". This process group can run no more collectives: end all ranks and restart them from a "
-        "checkpoint.";
+    std::string here = name(rank_);
+    std::string message = "OSDP: " + here + " cannot continue: " + failure.cause + ". ";
+    here[0] = 'R';
+    message += here + " " + status().where() +
+               ". This process group can run no more collectives: end all ranks and restart them from a "
+               "checkpoint.";
     health_->interrupt(make_error(failure.kind, std::move(message)));
   }
 
@@ -257,7 +261,8 @@ class Beating {
           if (other == rank_) continue;
           look(other);
           const auto& process = process_of(other);
-          if (process && life_of(*process) == Life::Ended) conclude(process_ended(other, seen_));
+          if (process && life_of(*process) == Life::Ended)
+            conclude(process_ended(other, seen_, health_->names()));
         }
       });
       if (!over_) std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -268,12 +273,13 @@ class Beating {
   Failure lost(const GroupHealth::Trouble& trouble) const {
     const bool known = trouble.peer >= 0 && trouble.peer < static_cast<int64_t>(processes_.size());
     const auto& process = known ? processes_[static_cast<size_t>(trouble.peer)] : std::nullopt;
-    return connection_lost(trouble.peer, seen_, trouble.text, process ? life_of(*process) : Life::Unseen);
+    return connection_lost(trouble.peer, seen_, trouble.text, process ? life_of(*process) : Life::Unseen,
+                           health_->names());
   }
 
   void blame_me(const GroupHealth::Trouble& trouble) {
     over_ = true;
-    const std::string what = "rank " + std::to_string(rank_) + " failed in '" + trouble.label + "' (" +
+    const std::string what = name(rank_) + " failed in '" + trouble.label + "' (" +
                              (last_.place ? *last_.place : "outside of forward and backward") +
                              "): " + trouble.text;
     attempt([&] { store_->set_first(Failure::kKey, Failure{ErrorKind::Rank, rank_, what}.encode()); });

@@ -69,11 +69,11 @@ Failure TrailComparison::find_difference(int64_t lane, int64_t agreed, int64_t p
     for (int64_t at = agreed + 1; theirs && at <= position; ++at) {
       const TaskName *here = mine.at(at), *there = theirs->at(at);
       if (here && there && here->digest != there->digest)
-        return went_apart(at, {rank_, here}, {other, there});
+        return went_apart(at, {rank_, here}, {other, there}, health_->names());
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   } while (Clock::now() < until);
-  return went_apart(agreed, position, rank_, other);
+  return went_apart(agreed, position, rank_, other, health_->names());
 }
 
 }  // namespace osdp::faults

@@ -61,7 +61,7 @@ Runtime::Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec>
       hybrid_reducer_(reducer_between_lines(groups, hybrid_, device)),
       device_(device),
       arena_(arena_of(params, units, everyone_, hybrid_, device, backend_memory)),
-      step_{.rank = rank(), .alone = alone()},
+      step_{.rank = rank(), .health = lane_->health(), .alone = alone()},
       shards_(std::move(params), units, everyone_, hybrid_, model),
       views_(shards_, step_, [this](Parameter& p) { install_gradient_hooks(backward_.handle(), p); }),
       stack_(lane_->health()),
@@ -119,11 +119,11 @@ void Runtime::join(const std::string& label, std::vector<ParamSpec> specs) {
 }
 
 void Runtime::regroup(const std::vector<UnitSpec>& units) {
-  OSDP_CHECK(!in_pass() && !full_params_.shows_any(), Sharding, "OSDP: rank ", rank(),
+  OSDP_CHECK(!in_pass() && !full_params_.shows_any(), Sharding, "OSDP: ", step_.me(),
              ": the model's units cannot change inside a forward, backward or summon_full_params");
   backward_.await_end();
   const Parameter* kept = backward_.unreduced();
-  OSDP_CHECK(!kept, Sharding, "OSDP: rank ", rank(), ": the model's units cannot change while parameter '",
+  OSDP_CHECK(!kept, Sharding, "OSDP: ", step_.me(), ": the model's units cannot change while parameter '",
              kept->name(), "' has a gradient that was kept under no_sync: call zero_grad() first");
   let_go(/*trained=*/false);
   shards_.regroup(units);

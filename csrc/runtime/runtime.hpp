@@ -74,6 +74,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   Parameter& parameter(int64_t index) const { return shards_.parameter(index); }
 
   int64_t rank() const { return everyone_.shard->rank(); }
+  std::string rank_name() const { return step_.me(); }  // what errors call this rank
   int64_t world() const { return everyone_.shard->world(); }
   bool alone() const { return everyone_.shard->alone(); }
   // Within a call or a backward: see Note [Sharded and unsharded].

@@ -38,6 +38,7 @@ __all__: list[str] = [
     "memory_meter_installed",
     "memory_peak_bytes",
     "memory_reset_peak",
+    "name_ranks",
     "norm_over_ranks",
     "owners_of",
     "process_ended",
@@ -519,6 +520,11 @@ class Runtime:
     @property
     def rank(self) -> int: ...
     @property
+    def rank_name(self) -> str:
+        """
+        What errors call this rank: its number in the job, and its stage of a pipeline.
+        """
+    @property
     def step_seconds(self) -> list[float]:
         """
         Seconds between the beginnings of consecutive training forwards: the last 1000.
@@ -570,6 +576,11 @@ def memory_meter_install() -> None: ...
 def memory_meter_installed() -> bool: ...
 def memory_peak_bytes() -> int: ...
 def memory_reset_peak() -> None: ...
+def name_ranks(group: str, device: torch.device, names: collections.abc.Sequence[str]) -> None:
+    """
+    Sets what errors call each rank of a group, such as 'rank 6 (stage 1)'; see csrc/faults/rank_names.hpp.
+    """
+
 def norm_over_ranks(
     tensors: collections.abc.Sequence[torch.Tensor],
     norm_type: typing.SupportsFloat | typing.SupportsIndex,

@@ -28,6 +28,7 @@ from osdp.fsdp.new_dtypes import take_new_dtypes
 from osdp.fsdp.pipelining import from_schedule, refuse_split_backward, state_of, staying
 from osdp.sharding.dtensor_parameters import as_rows
 from osdp.sharding.forward_methods import part_of, register_forward_method
+from osdp.sharding.nested_models import with_parts
 from osdp.sharding.parameter_settings import (
     GATHERS_IN_BACKWARD,
     STAYS_AFTER_BACKWARD,
@@ -249,4 +250,7 @@ def as_stage(stage: Any) -> None:
     module = stage.submod
     as_fsdp_module(module)
     state_of(module).run_by(stage)
+    for _, sharded in with_parts(module):
+        if stage.num_stages > 1 and sharded.lane is not None:
+            sharded.lane.in_stage(stage.stage_index)  # errors name it
     change_setting(module.parameters(), STAYS_IF_KEPT, True)  # over the forwards of all micro-batches

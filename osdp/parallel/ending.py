@@ -3,8 +3,7 @@
 Note [The end of a pipeline]
 A rank that waits for another stage waits in torch's send or receive, of which the heartbeat of a stage's ranks knows
 nothing. torch raises there when the connection ends: because the rank died, or because it raised and its process ended,
-stage by stage. Then a rank turns to the lane of all ranks, whose heartbeat names the one that is dead. (A stage's own
-heartbeat numbers the ranks of its group.)
+stage by stage. Then a rank turns to the lane of all ranks, whose heartbeat names the one that is dead, and its stage.
 The pipeline cannot be used again: half of what was sent has arrived.
 """
 
@@ -28,7 +27,7 @@ def end_of_pipeline(plan: ParallelPlan, stage: int, mesh: DeviceMesh, error: Exc
     cause = _first(error)
     if not _is_connection(cause) and not isinstance(cause, RankError):
         if here not in getattr(error, "__notes__", ()):
-            error.add_note(here)  # errors of a stage's own ranks number these: "rank 0" is of the stage
+            error.add_note(here)
         return error  # others wait for this rank: its process has to end, or to go on, before they can tell anything
     try:
         Together(None, "a pipeline's step").all(None)

@@ -94,6 +94,8 @@ def parallelize(
         raise
     if len(plan.stages) > 1:
         runtime_of(model).pipeline = dist.group.WORLD
+        size = plan.data_parallel * plan.tensor_parallel
+        together.name_ranks([f"rank {rank} (stage {rank // size})" for rank in range(plan.world_size)])
     made = PipelineStage(model, stage, len(plan.stages), device, group=mesh["pp"].get_group())
     # torch has no 1F1B for fewer micro-batches than stages; the search plays GPipe then, too.
     kind = _SCHEDULES[plan.schedule] if plan.micro_batches >= len(plan.stages) else ScheduleGPipe

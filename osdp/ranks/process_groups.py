@@ -58,14 +58,29 @@ class LaneGroup:
                 "this process was forked from one in which OSDP had already communicated, so OSDP's "
                 "threads do not exist here: start ranks with torchrun or torch.multiprocessing.spawn"
             )
-        self._rank = dist.get_rank(group)
+        self._rank, self._ranks = dist.get_rank(group), dist.get_process_group_ranks(group)
+        self._stages: list[int] = []
         self._parts: dict[tuple[str, tuple[tuple[int, ...], ...]], str] = {}
         self._made: list[tuple[str, dist.ProcessGroup]] = []
         weakref.finalize(self, _end, self._made).atexit = False  # then extension_lifetime.py ends all
         extension_lifetime.has_threads()
         self._make(name, group, range(dist.get_world_size(group)), phase)
+        self.name_ranks([f"rank {rank}" for rank in self._ranks])
         _C.start_heartbeat(name, device, timeout_of(group, device).total_seconds())
         self.collectives = _C.Collectives(name, device)
+
+    def name_ranks(self, names: Sequence[str]) -> None:
+        """What errors call each rank of the group: its number in the job, "rank 6", with its stage of a pipeline where it
+        has one, "rank 6 (stage 1)"."""
+        self.rank_names = tuple(names)
+        _C.name_ranks(self.name, self.device, list(names))
+
+    def in_stage(self, stage: int) -> None:
+        """The group's ranks have this stage of a pipeline."""
+        if stage not in self._stages:
+            self._stages = sorted({*self._stages, stage})
+            of = f"stage{'s' if len(self._stages) > 1 else ''} {', '.join(map(str, self._stages))}"
+            self.name_ranks([f"rank {rank} ({of})" for rank in self._ranks])
 
     def part(self, group: dist.ProcessGroup, parts: Sequence[Sequence[int]], purpose: str = "") -> str:
         """The name of this rank's subgroup, where `parts` partition the ranks of `group`, whose lane group
@@ -115,6 +130,12 @@ def lane_group(group: dist.ProcessGroup, device: torch.device, phase: str = PHAS
         name = first_contact(group, lambda: _agreed_name(group), phase)
         made[device] = LaneGroup(name, group, device, phase)
     return made[device]
+
+
+def rank_name(group: dist.ProcessGroup, rank: int) -> str:
+    """What errors call rank `rank` of `group`: see `LaneGroup.name_ranks`."""
+    made = next(iter(_groups.get(group, {}).values()), None)
+    return made.rank_names[rank] if made else f"rank {dist.get_global_rank(group, rank)}"
 
 
 def _agreed_name(group: dist.ProcessGroup) -> str:

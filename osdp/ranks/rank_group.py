@@ -8,7 +8,7 @@ died, hangs or runs different code, with the phase ("osdp.save"), within the sam
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
@@ -16,7 +16,7 @@ from torch import distributed as dist
 
 from osdp import errors
 from osdp.errors import FormatError, OSDPError
-from osdp.ranks.process_groups import lane_group
+from osdp.ranks.process_groups import lane_group, rank_name
 
 T = TypeVar("T")
 
@@ -36,6 +36,15 @@ class Together:
         self.group = None if self.alone else process_group or dist.group.WORLD
         self.rank = 0 if self.alone else dist.get_rank(self.group)
         self.world_size = 1 if self.alone else dist.get_world_size(self.group)
+
+    def name(self, rank: int) -> str:
+        """What errors call a rank of these: "rank 6", numbered in the job."""
+        return f"rank {rank}" if self.group is None else rank_name(self.group, rank)
+
+    def name_ranks(self, names: Sequence[str]) -> None:
+        """What errors call each of these ranks from now on. Collective."""
+        if self.group is not None and self.world_size > 1:
+            lane_group(self.group, _device_of(self.group), self.phase).name_ranks(names)
 
     def all(self, value: T) -> list[T]:
         """Every rank's value, in the order of ranks. `value` must be picklable and small."""
@@ -67,7 +76,7 @@ class Together:
             raise error
         if failures:
             rank, (kind, message, field) = failures[0]
-            raise _rebuilt(f"{step} failed on rank {rank}: {message}", kind, field)
+            raise _rebuilt(f"{step} failed on {self.name(rank)}: {message}", kind, field)
         return result
 
 

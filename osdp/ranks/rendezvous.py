@@ -40,31 +40,32 @@ def first_contact(group: dist.ProcessGroup, work: Callable[[], T], phase: str) -
     except OSDPError:
         raise
     except RuntimeError as error:
-        missing = _missing(store, key, me, len(ranks))
+        missing = _missing(store, key, me, ranks)
         if not missing:
             raise
         raise RankError(
-            f"OSDP: rank {me} cannot continue in {phase}: {missing} ({_first_line(error)}). End all ranks and restart them."
+            f"OSDP: rank {ranks[me]} cannot continue in {phase}: {missing} ({_first_line(error)}). "
+            "End all ranks and restart them."
         ) from error
 
 
-def _missing(store: Store, key: str, me: int, world: int) -> str:
+def _missing(store: Store, key: str, me: int, ranks: Sequence[int]) -> str:
     """The ranks that have ended, else those that have not arrived; "" if unknown."""
     until = time.monotonic() + _PATIENCE_S
     absent: list[int] = []
     while True:
         try:
-            others = [r for r in range(world) if r != me]
+            others = [r for r in range(len(ranks)) if r != me]
             absent = [r for r in others if not store.check([f"{key}{r}"])]
             for rank in others:
                 if rank not in absent and _C.process_ended(store.get(f"{key}{rank}").decode()):
-                    return f"rank {rank}'s process has ended"
+                    return f"rank {ranks[rank]}'s process has ended"
         except RuntimeError:  # the store is gone too
             return "the process that holds the ranks' store (rank 0's, or the launcher's) has ended"
         if time.monotonic() > until:
             break
         time.sleep(_POLL_S * 5)
-    names = ", ".join(f"rank {r}" for r in absent)
+    names = ", ".join(f"rank {ranks[r]}" for r in absent)
     return f"{names} did not arrive (ended earlier, or busy elsewhere)" if absent else ""
 
 

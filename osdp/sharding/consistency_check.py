@@ -53,10 +53,10 @@ def agree(
         everyone = together.all(json.dumps(facts))
         first = json.loads(everyone[0])
         for rank, text in enumerate(everyone):
-            difference = first_difference(first, json.loads(text), "")
+            difference = first_difference(first, json.loads(text), "", together.name(0))
             if difference:
                 raise DisagreementError(
-                    f"rank {rank} differs from rank 0: {difference}. Nothing was sharded; give every "
+                    f"{together.name(rank)} differs from {together.name(0)}: {difference}. Nothing was sharded; give every "
                     "rank the same model and the same plan (search on rank 0 and share the file, or "
                     "let all ranks load it)."
                 ) from error
@@ -65,7 +65,7 @@ def agree(
     for rank, (_, text, _) in enumerate(answers):
         if text:
             raise DisagreementError(
-                f"rank {rank} cannot shard the model: {text}. Nothing was sharded on any rank."
+                f"{together.name(rank)} cannot shard the model: {text}. Nothing was sharded on any rank."
             )
     number = _models[group] = 1 + max(made for _, _, made in answers)
     return number
@@ -94,20 +94,20 @@ def tensor_facts(tensor: torch.Tensor) -> dict[str, Any]:
     }
 
 
-def first_difference(a: Any, b: Any, path: str) -> str:
-    """The first difference of two JSON values, in words; "" if they are equal."""
+def first_difference(a: Any, b: Any, path: str, first: str = "rank 0") -> str:
+    """The first difference of two JSON values, in words; "" if they are equal. `first`: the rank that has `a`."""
     if isinstance(a, dict) and isinstance(b, dict):
         for key in [*a, *(k for k in b if k not in a)]:
             where = f"{path}.{key}" if path else key
             if key not in b or key not in a:
-                return f"{where} exists only on {'rank 0' if key in a else 'that rank'}"
-            if found := first_difference(a[key], b[key], where):
+                return f"{where} exists only on {first if key in a else 'that rank'}"
+            if found := first_difference(a[key], b[key], where, first):
                 return found
         return ""
     if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
         for index, (x, y) in enumerate(zip(a, b, strict=True)):
             label = repr(x["name"]) if isinstance(x, dict) and "name" in x else index
-            if found := first_difference(x, y, f"{path}[{label}]"):
+            if found := first_difference(x, y, f"{path}[{label}]", first):
                 return found
         return ""
-    return "" if a == b else f"{path} is {b!r} on that rank, {a!r} on rank 0"
+    return "" if a == b else f"{path} is {b!r} on that rank, {a!r} on {first}"

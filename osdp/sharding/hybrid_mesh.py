@@ -102,8 +102,8 @@ def given_or_found(together: Together, given: RankGrid | None, ranks_per_host: i
     for rank, (theirs, _) in enumerate(answers):
         if theirs != answers[0][0]:
             raise DisagreementError(
-                f"ranks were given different hosts: {_said(*theirs)} on rank {rank}, "
-                f"{_said(*answers[0][0])} on rank 0"
+                f"ranks were given different hosts: {_said(*theirs)} on {together.name(rank)}, "
+                f"{_said(*answers[0][0])} on {together.name(0)}"
             )
     if given is not None:
         return given

@@ -76,18 +76,19 @@ def survey(
         for option, value in theirs.items():
             if value != answers[0][0][option]:
                 raise DisagreementError(
-                    f"ranks were given different options: {option}={value} on rank {rank}, "
-                    f"{option}={answers[0][0][option]} on rank 0"
+                    f"ranks were given different options: {option}={value} on {together.name(rank)}, "
+                    f"{option}={answers[0][0][option]} on {together.name(0)}"
                 )
         if wanted is None and kinds and answers[0][1] and kinds != answers[0][1]:
             raise DisagreementError(
-                f"rank {rank} has the model on {', '.join(kinds)}, but rank 0 has it on "
+                f"{together.name(rank)} has the model on {', '.join(kinds)}, but {together.name(0)} has it on "
                 f"{', '.join(answers[0][1])}"
             )
         if only := set(answers[0][2]) - set(lacking):
+            first = together.name(0)
             raise DisagreementError(
-                f"rank 0 has {min(only)!r} on the meta device, but rank {rank} has its value: build "
-                "the model the same way on all ranks, or with values on rank 0, whose values are used"
+                f"{first} has {min(only)!r} on the meta device, but {together.name(rank)} has its value: build "
+                f"the model the same way on all ranks, or with values on {first}, whose values are used"
             )
     known = next((kinds[0] for _, kinds, _, _ in answers if kinds), None)
     if wanted is None and (known is None or (offload and known == "cpu")):

@@ -212,11 +212,13 @@ class Tree:
         everyone = [json.loads(text) for text in together.all(told)]
         for rank, facts in enumerate(everyone):
             if facts[""] and not errors:
-                raise ShardingError(f"rank {rank}: {facts[''][0]}")
-            if difference := first_difference({**everyone[0], "": []}, {**facts, "": []}, ""):
+                raise ShardingError(f"{together.name(rank)}: {facts[''][0]}")
+            if difference := first_difference(
+                {**everyone[0], "": []}, {**facts, "": []}, "", together.name(0)
+            ):
                 raise DisagreementError(
-                    f"rank {rank} and rank 0 added different things to the model after fully_shard: {difference}. Give "
-                    "every rank the same model"
+                    f"{together.name(rank)} and {together.name(0)} added different things to the model after fully_shard: "
+                    f"{difference}. Give every rank the same model"
                 )
 
     def _take_in(self, model: nn.Module, new: dict[str, nn.Parameter], buffers: dict[str, Tensor]) -> None:

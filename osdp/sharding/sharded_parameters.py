@@ -58,6 +58,10 @@ class ShardedParameter:
         return dist.get_rank(self.sharded.group)
 
     @property
+    def rank_name(self) -> str:
+        return self.sharded.runtime.rank_name
+
+    @property
     def world(self) -> int:
         return dist.get_world_size(self.sharded.group)
 

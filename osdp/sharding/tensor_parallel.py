@@ -30,11 +30,15 @@ from osdp.sharding.torch_patches.compiled_inputs import install_inputs_in_flight
 class LocalParts:
     """Context in which the model's DTensor parameters are plain parameters with this rank's part; an error puts the
     DTensors back. Those that are not supported stay, and are refused when the model is described. Hooks on tensors are
-    not carried over, so a parameter that has some is refused."""
+    not carried over, so a parameter that has some is refused.
+
+    So are DTensor buffers that no state dict holds (rotations that operators combine with divided activations), which are
+    DTensors again afterwards: ranks that hold the same part take the first one's values, and that is all."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._homes: list[tuple[nn.Module, str, nn.Parameter]] = []
+        self._buffers: list[tuple[nn.Module, str, Tensor, Tensor]] = []  # the DTensor, and its part
 
     def __enter__(self) -> LocalParts:
         if under_fsdp2(self._model) is not None:
@@ -53,6 +57,20 @@ class LocalParts:
                 self._homes.append((module, key, parameter))
         for module, key, parameter in self._homes:
             module._parameters[key] = made[id(parameter)]
+        parts: dict[int, Tensor] = {}
+        for module in self._model.modules():
+            for key, buffer in module._buffers.items():
+                layout = layout_of(buffer) if isinstance(buffer, DTensor) else None
+                saved = key not in module._non_persistent_buffers_set  # refused, too
+                if (
+                    isinstance(buffer, DTensor)
+                    and layout is not None
+                    and not (saved or why_unsupported(layout))
+                ):
+                    part = parts.setdefault(id(buffer), buffer._local_tensor.detach())
+                    self._buffers.append((module, key, buffer, part))
+        for module, key, _, part in self._buffers:
+            module._buffers[key] = part
         return self
 
     def __exit__(
@@ -60,7 +78,17 @@ class LocalParts:
     ) -> None:
         for module, key, parameter in self._homes if error is not None else ():
             module._parameters[key] = parameter
+        wrapped: dict[int, Tensor] = {}
+        for module, key, buffer, part in self._buffers:
+            now = module._buffers.get(key)
+            if error is not None or now is part:
+                module._buffers[key] = buffer
+            elif (
+                now is not None and (layout := layout_of(buffer)) is not None
+            ):  # it was elsewhere, or on the meta device
+                module._buffers[key] = wrapped.setdefault(id(now), layout.wrap(now))
         self._homes.clear()
+        self._buffers.clear()
 
 
 def _local(parameter: nn.Parameter) -> nn.Parameter:

@@ -218,7 +218,7 @@ def scaled_by_rank(me: Member) -> None:
     for step in range(2):
         loss = model(torch.randn(2, 8)).square().sum()
         if step == 1:
-            apart = r"'2\.(weight|bias)' .and 1 more.*one value on rank 0, 1; another on rank 2\..*checkpoint"
+            apart = r"'2\.(weight|bias)' .and 1 more.*one value on rank 0, rank 1; another on rank 2\..*checkpoint"
             with pytest.raises(osdp.ReplicaError, match=apart):
                 loss.backward()
             return
@@ -338,10 +338,14 @@ def tensor_parallel(me: Member) -> None:
         sparse = nn.Linear(2, 2)
         sparse.register_buffer("adjacent", torch.eye(3).to_sparse())
         osdp.FullyShardedDataParallel(sparse, me.group)
+    extended = nn.Linear(2, 2)
+    extended.weight.fsdp_pre_all_gather = lambda *_: ((extended.weight.bfloat16(),), None)
+    with pytest.raises(osdp.ShardingError, match=r"parameter 'weight' \(Tensor\) has an fsdp_pre_all_gather"):
+        osdp.fully_shard(extended, mesh=mesh)
 
 
 @pytest.mark.outcome(
-    "a `DTensor` parameter over the ranks that it would be sharded over, or a sparse buffer",
+    "a `DTensor` parameter over the ranks it would be sharded over, a sparse buffer, or a tensor with `fsdp_pre_all_gather`",
     osdp.ShardingError,
 )
 def test_tensors_that_are_not_plain(ranks):

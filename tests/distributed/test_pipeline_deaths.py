@@ -52,7 +52,7 @@ def test_a_rank_that_ends_ends_all_stages(tmp_path: Path, how: Callable[..., Non
     assert endings[3].signal == ("SIGKILL" if how is kill else "exit")
     for rank in range(3):
         told = json.loads((tmp_path / f"{rank}.json").read_text())
-        assert told["kind"] == "RankError" and "rank 3" in told["message"], told
+        assert told["kind"] == "RankError" and "rank 3 (stage 1)" in told["message"], told
         assert f"This rank has stage {rank // 2} of 2; stage 0 is on ranks 0 to 1" in told["message"], told
         assert told["seconds"] < SOON_S, told
     if how is fail:

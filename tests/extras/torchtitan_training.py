@@ -2,8 +2,8 @@
 
 python -m torch.distributed.run --standalone --nproc-per-node 2 tests/extras/torchtitan_training.py osdp chunked float32
 
-More arguments: compile (its blocks, with the backend aot_eager), hsdp (2 replicas of half of the ranks each), tensor (2
-ranks share each layer), steps=N.
+More arguments: compile (its blocks, with the backend aot_eager), hsdp (2 replicas of half of the ranks each), steps=N.
+torchtitan_trainer.py runs its Trainer, with its other degrees.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def built(dtype: str, told: set[str]) -> nn.Module:
     """The model, sharded on the meta device, then filled by `init_weights` as one process fills it."""
-    world, replicas, tensor = dist.get_world_size(), 1 + ("hsdp" in told), 1 + ("tensor" in told)
+    world, replicas = dist.get_world_size(), 1 + ("hsdp" in told)
     mesh = dims.ParallelDims(
         dp_replicate=replicas,
-        dp_shard=world // (replicas * tensor),
+        dp_shard=world // replicas,
         cp=1,
-        tp=tensor,
+        tp=1,
         pp=1,
         ep=1,
         world_size=world,
@@ -93,7 +93,6 @@ def main(library: str, chunked: bool, dtype: str, told: set[str]) -> None:
     llama3.get_attention_config = lambda backend: ScaledDotProductAttention.Config()  # the others need a GPU
     dist.init_process_group("gloo")
     model = built(dtype, told)
-    replica = dist.get_rank() // (1 + ("tensor" in told))
     steps = next((int(t.removeprefix("steps=")) for t in told if t.startswith("steps=")), 5)
     loss_fn = CrossEntropyLoss.Config(global_vocab_size=VOCABULARY)
     if chunked:
@@ -107,7 +106,7 @@ def main(library: str, chunked: bool, dtype: str, told: set[str]) -> None:
         optimizer.zero_grad()
         total = torch.zeros(())
         for micro in range(2 if step > 2 else 1):
-            torch.manual_seed(100 * step + 10 * micro + replica)
+            torch.manual_seed(100 * step + 10 * micro + dist.get_rank())
             tokens = torch.randint(0, VOCABULARY, (BATCH, LENGTH + 1))
             loss, _ = loss_fn(
                 model(tokens[:, :-1].contiguous()), tokens[:, 1:].contiguous(), torch.tensor(256.0)

@@ -38,9 +38,9 @@ void BackwardPass::show() {
 }
 
 void BackwardPass::reduce_kept() {
-  OSDP_CHECK(!step_.in_backward && stack_.empty(), Sharding, "OSDP: rank ", step_.rank,
+  OSDP_CHECK(!step_.in_backward && stack_.empty(), Sharding, "OSDP: ", step_.me(),
              ": gradients kept under no_sync cannot be reduced within a forward or backward");
-  OSDP_CHECK(step_.sync, Sharding, "OSDP: rank ", step_.rank,
+  OSDP_CHECK(step_.sync, Sharding, "OSDP: ", step_.me(),
              ": gradients kept under no_sync cannot be reduced within it");
   await_end();
   try {
@@ -75,7 +75,7 @@ void BackwardPass::check_asked() {
   for (const auto& p : shards_.params()) {
     const bool own = step_.alone || !step_.syncs(*p);
     if (own && !p->split()) continue;
-    OSDP_CHECK(!is_captured(p->accumulator().get()), Sharding, "OSDP: rank ", step_.rank,
+    OSDP_CHECK(!is_captured(p->accumulator().get()), Sharding, "OSDP: ", step_.me(),
                ": torch.autograd.grad requests the gradient of parameter '", p->name(), "', ",
                p->split()
                    ? "which is computed in slices and never has a full gradient. "
@@ -135,7 +135,7 @@ void BackwardPass::before_gradient(Parameter& param) {
   begin();
   const bool rows = begun_at_gradient_ && unit && !units_.in_backward(*unit) && !read_in_full;
   OSDP_CHECK(
-      !rows, Sharding, "OSDP: rank ", step_.rank, ": a backward begins at the gradient of parameter '",
+      !rows, Sharding, "OSDP: ", step_.me(), ": a backward begins at the gradient of parameter '",
       param.name(),
       "' instead of at an output of the model: a term that was kept from forward (by a hook, an "
       "attribute) may read this rank's rows there. Add it to the loss that the model's output gives and "
@@ -239,7 +239,7 @@ void BackwardPass::take_whole_gradient(Parameter& param, const at::Tensor& made)
 }
 
 void BackwardPass::finish() {
-  OSDP_CHECK(step_.in_backward, Sharding, "OSDP: rank ", step_.rank,
+  OSDP_CHECK(step_.in_backward, Sharding, "OSDP: ", step_.me(),
              ": a backward ends that has not begun. This is a bug in OSDP; please report it.");
   NoInference no_inference;
   at::NoGradGuard no_grad;

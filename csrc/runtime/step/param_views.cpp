@@ -86,7 +86,7 @@ void ParamViews::refuse_write(const Parameter& p, const std::string& where) cons
   faults::throw_error(
       faults::ErrorKind::Sharding,
       c10::str(
-          "OSDP: rank ", step_.rank, ": parameter '", p.name(), "' was written to in ", where,
+          "OSDP: ", step_.me(), ": parameter '", p.name(), "' was written to in ", where,
           " (nn.Embedding(max_norm=...), weight.clamp_(), a moving average?). Such a write to a sharded ",
           "parameter is lost and would not reach the other ranks. Write between steps, to this rank's part "
           "of it or inside osdp.summon_full_params(model); or choose NO_SHARD ",

@@ -43,8 +43,8 @@ class ReplicaChecks {
   }
   // Waits for what was submitted; throws ReplicaError.
   void check() {
-    all_.check(step_.rank);
-    in_columns_.check(step_.rank);
+    all_.check(step_.rank, step_.health.names());
+    in_columns_.check(step_.rank, step_.health.names());
   }
   void forget() {
     all_.forget();

@@ -34,15 +34,16 @@ at::Tensor digest_there(const at::Tensor& contiguous) {
   return at::sum(bytes, at::kLong).to(at::kDouble);
 }
 
-// "one value on rank 0, 1, 3; another on rank 2"
-std::string values_by_rank(const at::Tensor& digest_of_each, const std::vector<int64_t>& ranks) {
+// "one value on rank 0, rank 1, rank 3; another on rank 2"
+std::string values_by_rank(const at::Tensor& digest_of_each, const std::vector<int64_t>& ranks,
+                           const faults::RankNames& name) {
   std::vector<std::pair<double, std::string>> groups;
   for (int64_t i = 0; i < digest_of_each.numel(); ++i) {
     const auto digest = digest_of_each[i].item<double>();
     auto group = std::find_if(groups.begin(), groups.end(), [&](const auto& g) { return g.first == digest; });
     if (group == groups.end()) group = groups.insert(group, {digest, ""});
-    group->second += (group->second.empty() ? "rank " : ", ") +
-                     std::to_string(ranks.empty() ? i : ranks.at(static_cast<size_t>(i)));
+    group->second +=
+        (group->second.empty() ? "" : ", ") + name(ranks.empty() ? i : ranks.at(static_cast<size_t>(i)));
   }
   std::string text;
   for (const auto& [digest, holders] : groups)
@@ -94,19 +95,19 @@ at::Tensor Replicas::digest_of_each_rank(int64_t of) {
   return all.cpu();
 }
 
-void Replicas::check(int64_t rank) {
+void Replicas::check(int64_t rank, const faults::RankNames& name) {
   if (!digests_.defined()) return;
   under_way_.wait();
   const at::Tensor differs = (digests_[0] + digests_[1]).ne(0).cpu();
   if (!differs.any().item<bool>()) return forget();
   const auto first = differs.to(at::kInt).argmax().item<int64_t>();  // the same on all ranks
-  const std::string values = values_by_rank(digest_of_each_rank(first), ranks_);
+  const std::string values = values_by_rank(digest_of_each_rank(first), ranks_, name);
   forget();
   const int64_t more = differs.sum().item<int64_t>() - 1;
   const auto at = static_cast<size_t>(first);
   faults::throw_error(
       faults::ErrorKind::Replica,
-      c10::str("rank ", rank, ": parameter '", names_[at], "'",
+      c10::str(name(rank), ": parameter '", names_[at], "'",
                more > 0 ? c10::str(" (and ", more, " more)") : "",
                " no longer has the same value on all ranks that hold it: ", values, ". ",
                written_[at]

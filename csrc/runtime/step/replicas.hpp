@@ -39,8 +39,8 @@ class Replicas {
   void submit(comm::Lane& lane, const std::shared_ptr<comm::Collectives>& collectives,
               const std::vector<Parameter*>& params, bool accumulates);
   // Waits for the submitted comparison. Throws ReplicaError, naming the first parameter that differs and the
-  // ranks that hold each value.
-  void check(int64_t rank);
+  // ranks that hold each value. `rank`: this one.
+  void check(int64_t rank, const faults::RankNames& name);
   void forget();
   void suspect() { steps_ = 0; }  // compares at the next kFirst forwards
 

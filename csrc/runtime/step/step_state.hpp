@@ -2,18 +2,21 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
+#include "faults/group_health.hpp"
 #include "runtime/store/shard_store.hpp"
 
 namespace osdp::runtime {
 
 struct StepState {
   // --- the runtime
-  int64_t rank = 0;        // among all ranks
-  bool alone = false;      // the only rank
-  bool installed = false;  // the gradient hooks are active
-  bool sync = true;        // false within no_sync
-  bool part = false;       // of another model, which runs other modules before this one's backward
+  int64_t rank = 0;                   // among all ranks
+  const faults::GroupHealth& health;  // of their lane
+  bool alone = false;                 // the only rank
+  bool installed = false;             // the gradient hooks are active
+  bool sync = true;                   // false within no_sync
+  bool part = false;                  // of another model, which runs other modules before this one's backward
 
   // --- the forward pass
   int64_t epoch = 0;          // counts outermost forwards: units gathered in an earlier one are stale
@@ -27,6 +30,8 @@ struct StepState {
   // --- both: see Note [Micro-batches between steps]
   bool accumulates = false;
 
+  // What errors call this rank.
+  std::string me() const { return health.names()(rank); }
   // Whether backward reduces the parameter's gradient.
   bool syncs(const Parameter& param) const { return sync && param.sync(); }
 };

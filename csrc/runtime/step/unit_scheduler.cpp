@@ -69,8 +69,8 @@ void UnitScheduler::regroup() {
 }
 
 void UnitScheduler::assert_state(const Unit& unit, bool holds, const char* transition) const {
-  OSDP_CHECK(holds, Sharding, "OSDP: rank ", step_.rank, ": unit '", unit.name, "'", modules_of(unit),
-             " cannot ", transition, " in ", step_.in_backward ? "backward" : "forward", " while it is ",
+  OSDP_CHECK(holds, Sharding, "OSDP: ", step_.me(), ": unit '", unit.name, "'", modules_of(unit), " cannot ",
+             transition, " in ", step_.in_backward ? "backward" : "forward", " while it is ",
              name_of(state_of(unit).phase),
              ". This is a bug in OSDP; please report it with the model and the plan.");
 }

@@ -113,7 +113,7 @@ void UnitScheduler::end_read_only() {
 
 void UnitScheduler::refuse_lost_write(const Parameter* written) const {
   OSDP_CHECK(
-      !written, Sharding, "OSDP: rank ", step_.rank, ": parameter '", written->name(),
+      !written, Sharding, "OSDP: ", step_.me(), ": parameter '", written->name(),
       "' was written to while unshard() showed its full value, which is this rank's copy for reading: the "
       "write is lost, as with FSDP2. Write inside osdp.summon_full_params(model), or to this rank's rows.");
 }

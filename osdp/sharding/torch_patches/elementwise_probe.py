@@ -79,7 +79,7 @@ def _refuse_full_states(optimizer: Optimizer, cut: dict[int, ShardedParameter]) 
         for key, value in state.items():
             if isinstance(value, Tensor) and value.dim() > 0 and tuple(value.shape) == found.full_shape:
                 raise ShardingError(
-                    f"rank {found.rank}: the {key} of '{found.name}' in {type(optimizer).__name__} has the full shape "
+                    f"{found.rank_name}: the {key} of '{found.name}' in {type(optimizer).__name__} has the full shape "
                     f"{found.full_shape}, but this rank holds {found.local_shape} of it: the optimizer has stepped "
                     "before fully_shard. Create it after fully_shard; optimizer.load_state_dict takes the full state "
                     "of the former one"
@@ -94,7 +94,7 @@ def check_optimizer(optimizer: Optimizer, cut: dict[int, ShardedParameter]) -> N
     first = next(iter(cut.values()))
     if any(base.__name__ == "ZeroRedundancyOptimizer" for base in type(optimizer).__mro__):
         raise ShardingError(
-            f"rank {first.rank}: {kind} distributes parameters over ranks and broadcasts them, but "
+            f"{first.rank_name}: {kind} distributes parameters over ranks and broadcasts them, but "
             f"'{first.name}' holds only this rank's rows, which would overwrite those of the other "
             "ranks. OSDP already shards the optimizer's state: use the inner optimizer."
         )
@@ -103,7 +103,7 @@ def check_optimizer(optimizer: Optimizer, cut: dict[int, ShardedParameter]) -> N
             difference = step_difference(optimizer, cut)
     except Exception as error:
         warn(
-            f"rank {first.rank}: OSDP cannot tell whether {kind} is element-wise "
+            f"{first.rank_name}: OSDP cannot tell whether {kind} is element-wise "
             f"({type(error).__name__}: {error}). It updates this rank's rows of '{first.name}' and of "
             f"{len(cut) - 1} more parameters: if it needs whole matrices or a norm, give their "
             f"operators NO_SHARD ({first.advice}).",
@@ -111,7 +111,7 @@ def check_optimizer(optimizer: Optimizer, cut: dict[int, ShardedParameter]) -> N
         return
     if difference is not None:
         raise ShardingError(
-            f"rank {first.rank}: {kind} needs whole tensors: its step on a tensor differs from its "
+            f"{first.rank_name}: {kind} needs whole tensors: its step on a tensor differs from its "
             f"steps on the tensor's rows (by {difference:.2g} of the step), and each rank holds only "
             f"rows of '{first.name}' and of {len(cut) - 1} more of its parameters. Nothing was "
             f"changed. Give their operators NO_SHARD ({first.advice}), or use an element-wise "

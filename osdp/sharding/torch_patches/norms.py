@@ -111,7 +111,7 @@ def _refusing(check: Callable[..., Any]) -> Callable[..., Any]:
             if found is not None and not _C.Runtime.is_whole(*found):
                 runtime, index = found
                 raise ShardingError(
-                    f"rank {runtime.rank}: parameters_to_vector and vector_to_parameters see only "
+                    f"{runtime.rank_name}: parameters_to_vector and vector_to_parameters see only "
                     f"this rank's part of parameter '{runtime.name(index)}', {tuple(param.shape)} of "
                     f"{tuple(runtime.full_shape(index))}, so each rank would get a different vector. "
                     "Call them inside osdp.summon_full_params(model)."

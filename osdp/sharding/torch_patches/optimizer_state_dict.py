@@ -114,7 +114,7 @@ class _Shown:
             if value.numel() == 1:
                 return value
             raise ShardingError(
-                f"rank {parameter.rank}: the state {key!r} that {self.kind} keeps of "
+                f"{parameter.rank_name}: the state {key!r} that {self.kind} keeps of "
                 f"'{parameter.name}' has shape {list(value.shape)}, which is neither that of this "
                 f"rank's part of the parameter, {list(parameter.local_shape)}, nor a scalar's: it "
                 "cannot be represented as a part of a full tensor. Give the operator NO_SHARD "
@@ -139,7 +139,7 @@ class _Local:
         from torch.distributed.tensor import DTensor
 
         parameter = self.parameter
-        what = f"rank {parameter.rank}: the state {key!r} of '{parameter.name}' in the {self.kind} state dict"
+        what = f"{parameter.rank_name}: the state {key!r} of '{parameter.name}' in the {self.kind} state dict"
         instead = (
             "to change the number of ranks, use osdp.save and osdp.load, "
             "torch.distributed.checkpoint, or get_optimizer_state_dict with full_state_dict=True"

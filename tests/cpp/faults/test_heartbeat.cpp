@@ -96,9 +96,12 @@ void lost_to_nobody() {
   }
 }
 
+// With the names that the ranks of a stage have: the group's own numbers are another rank's in the job.
 void another_way() {
   auto store = std::make_shared<MemoryStore>();
   Member me(store, 0, 2), other(store, 1, 2);
+  for (const Member* each : {&me, &other})
+    each->health->name_ranks(faults::RankNames({"rank 4 (stage 1)", "rank 6 (stage 1)"}));
   std::string theirs;
   std::thread thread([&] { theirs = other.wait("right all-gather"); });
   const std::string ours = me.wait("left all-gather");
@@ -106,14 +109,18 @@ void another_way() {
   for (const std::string& message : {ours, theirs}) {
     CHECK(holds(message, "run different modules"));
     CHECK(holds(message, "'left all-gather'") && holds(message, "'right all-gather'"));
+    CHECK(holds(message, "rank 4 (stage 1) waits at") && holds(message, "rank 6 (stage 1) waits at"));
   }
+  CHECK(holds(theirs, "OSDP: rank 6 (stage 1) cannot continue") &&
+        holds(theirs, ". Rank 6 (stage 1) waits at"));
 }
 
 void times_out() {
   auto store = std::make_shared<MemoryStore>();
   Member me(store, 0, 2, 1.5), other(store, 1, 2);
   CHECK(tells(*store, 1, 0));
-  CHECK(holds(me.wait("layers.1 all-gather"), "rank 1 did not arrive"));
+  me.health->name_ranks(faults::RankNames({"rank 4 (stage 1)", "rank 6 (stage 1)"}));
+  CHECK(holds(me.wait("layers.1 all-gather"), "rank 6 (stage 1) did not arrive"));
 }
 
 // --- lanes that only enqueue

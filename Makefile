@@ -250,14 +250,14 @@ lint: build  ## formatting, ruff, mypy, order of includes, and whether the stubs
 	@echo "== imports"; $(ENV)/bin/lint-imports --no-logo --cache-dir build/import_linter >build/imports.log || { cat build/imports.log; exit 1; }
 	@echo "== stubs"; $(PY) tools/stubs.py --check
 	@echo "== outcomes"; $(PY) tools/outcomes.py --check
-	@echo "== includes"; $(PY) tools/include_order.py
+	@echo "== includes"; $(PY) tools/include_order.py; $(PY) tools/headers.py --check
 
 .PHONY: format
 format: build  ## format all C++ and Python, and write the extension's stubs and the table of docs/faults.md anew
 	@$(ENV)/bin/clang-format -i $(CPP_FILES)
 	@$(PY) tools/stubs.py; $(PY) tools/schema.py; $(PY) tools/machines.py
 	@$(PY) -m ruff check --fix --quiet $(wildcard $(PY_FILES)); $(PY) -m ruff format --quiet $(wildcard $(PY_FILES))
-	@$(PY) tools/outcomes.py
+	@$(PY) tools/outcomes.py; $(PY) tools/headers.py
 
 .PHONY: docs
 docs: build  ## the documentation site, in build/site; a warning is an error

@@ -9,7 +9,7 @@ import pytest
 import torch
 from harness import Member
 from support import plans
-from support.pair import train_all
+from support.pair import Pair, naming, train_all
 from support.workload import Workload, vectors
 from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
@@ -157,6 +157,24 @@ PLANS = ("SHARD_GRAD_OP", "FULL_SHARD", "few units", "slices along in", "mixture
 
 def train(me: Member, name: str) -> None:
     train_all(me, WORKLOADS[name], lambda d: {key: plans.everything(d)[key] for key in PLANS}, steps=2)
+
+
+def two_forwards_then_their_backwards(me: Member) -> None:
+    """The first backward cannot know that a function of the second's is still to be recomputed, and reads parameters."""
+    for mode in ("SHARD_GRAD_OP", "FULL_SHARD"):
+        for name in ("function_reentrant", "function_reentrant_nested"):
+            with naming(f"{mode}, {name}"):
+                pair = Pair(me, WORKLOADS[name], mode)
+                for _ in range(2):
+                    losses = [pair.forward(pair.data(0, micro)) for micro in (0, 1)]
+                    for whole, mine in losses:
+                        (whole / 2).backward(), (mine / 2).backward()
+                    pair.same_gradients()
+                    pair.update()
+
+
+def test_two_forwards_and_functions_that_are_recomputed(ranks):
+    ranks(two_forwards_then_their_backwards, world=2)
 
 
 @pytest.mark.outcome(

@@ -117,7 +117,8 @@ bool reads_frozen(const Call& call) {
 // reads directly are gathered for the module whose forward contains it, and that call does not run again. All
 // of their gradients from the outer backward may have been accumulated before the function reads them, since
 // the nested backward's gradients are not in the outer graph. So if a module is called without a graph within
-// a call that records one, the units of the enclosing call stay gathered until the end of backward.
+// a call that records one, the units of the enclosing call stay gathered until the end of backward: of
+// every later one too, since a backward cannot tell whether the graph of another forward is still to come.
 void ForwardPass::note_recomputation() {
   for (const CallStack::Frame& frame : stack_.frames())
     if (frame.grad) units_.keep_recomputed(*frame.call);

@@ -272,7 +272,7 @@ def refused(me: Member) -> None:
         model, osdp.Plan.uniform(describe_once(model, x), "FULL_SHARD").replace(choice), me.group
     )
     model[0].bias = nn.Parameter(torch.ones(4))
-    with pytest.raises(osdp.ShardingError, match=r"'0' is computed in slices .* and its bias was replaced"):
+    with pytest.raises(osdp.ShardingError, match=r"'0' .* its bias was replaced"):
         model(x)
 
 
@@ -288,9 +288,7 @@ def test_what_cannot_be_taken_in(ranks):
 def different(me: Member) -> None:
     model = small(me)
     model.late = nn.Linear(4, 2 + me.rank)
-    with pytest.raises(
-        osdp.DisagreementError, match=r"rank 1 and rank 0 added different things.*late\.weight.*shape"
-    ):
+    with pytest.raises(osdp.DisagreementError, match=r"rank 1 and rank 0 .*late\.weight.*shape"):
         model(torch.randn(2, 4))
     del model.late
     model(torch.randn(2, 4)).sum().backward()
@@ -299,9 +297,7 @@ def different(me: Member) -> None:
         model.late.grad = torch.zeros(4)
     else:
         model.late = nn.Parameter(torch.zeros(4), requires_grad=False)
-    with pytest.raises(
-        osdp.ShardingError, match="'late' was added after fully_shard and already has a gradient"
-    ):
+    with pytest.raises(osdp.ShardingError, match=r"'late' .* already has a gradient"):
         model(torch.randn(2, 4))
     model.late.grad = None
     model(torch.randn(2, 4)).sum().backward()

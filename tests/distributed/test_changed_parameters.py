@@ -111,9 +111,7 @@ def renormalised(me: Member) -> None:
         with naming(mode):
             pair = Pair(me, Workload(build, embeds), mode)
             (tokens,), _ = pair.data(0)
-            with pytest.raises(
-                osdp.ShardingError, match=r"rank \d: parameter '0.weight' was written to in forward of '0'"
-            ):
+            with pytest.raises(osdp.ShardingError, match=r"rank \d: .*'0.weight' was written to in forward"):
                 pair.sharded(me.part(tokens))
     # What every rank holds in full is normalised by what its own samples are: ranks drift apart, and are told so,
     # long after the first steps too.

@@ -203,7 +203,7 @@ def test_a_rank_that_is_killed_while_saving(ranks, tmp_path, where, expected):
 def see_different_ones(me: Member, here: Path) -> None:
     """As where every host has a disk of its own under the same name."""
     model = filled(me, 5.0)
-    with pytest.raises(osdp.FormatError, match="rank 1 and rank 0 see different checkpoints"):
+    with pytest.raises(osdp.FormatError, match="rank 1 and rank 0 see"):
         osdp.load(model, None, here / str(me.rank), process_group=me.group)
     assert all(bool((value == 5.0).all()) for value in model.state_dict().values())
     if me.rank == 1:

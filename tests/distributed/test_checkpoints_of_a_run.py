@@ -112,9 +112,7 @@ def fail_on_one(me: Member, folder: Path) -> None:
             run.wait()
     finally:
         BoxWriter.write_data = real  # type: ignore[method-assign]
-    with pytest.raises(
-        osdp.DisagreementError, match="rank 1 saves step-00000004 and rank 0 saves step-00000003"
-    ):
+    with pytest.raises(osdp.DisagreementError, match="rank 1 saves step-00000004"):
         run.save(pair.sharded, None, 3 + me.rank)
     assert run.load(pair.sharded, None) == 1
     assert sorted(p.name for p in folder.iterdir()) == ["latest", "step-00000001"]

@@ -437,7 +437,7 @@ def refused(me: Member) -> None:
 
     anew = nn.Sequential(Anew(6, 6))
     anew = osdp.fully_shard(anew, osdp.Plan.uniform(osdp.describe(anew), "FULL_SHARD"), me.group)
-    with pytest.raises(osdp.ShardingError, match=r"'0\.weight' was made anew by a __deepcopy__"):
+    with pytest.raises(osdp.ShardingError, match=r"'0\.weight' .* __deepcopy__"):
         copy.deepcopy(anew)
     anew(torch.ones(2, 6)).sum().backward()
 

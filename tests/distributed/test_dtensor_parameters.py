@@ -213,9 +213,7 @@ def with_plan(me: Member) -> None:
     same(model, whole, "summoned")
     penalised = sharded(me)
     penalty = penalised(me.part(batch(me, 0))).sum() + penalised[0].weight.pow(2).sum()
-    with pytest.raises(
-        osdp.ShardingError, match=r"reads parameter '0.weight' outside of the model's forward"
-    ):
+    with pytest.raises(osdp.ShardingError, match=r"'0.weight' outside of the model's forward"):
         penalty.full_tensor().backward()
     slices = plan.replace({"0": osdp.Choice("FULL_SHARD", granularity=2, split="in")})
     with pytest.raises(osdp.InvalidProblemError, match=r"'0.weight' is computed in slices"):
@@ -229,7 +227,7 @@ def test_on_request_and_refused(ranks):
 def asked_for(me: Member) -> None:
     """`torch.autograd.grad(loss, model.parameters())`: as of plain parameters."""
     model, whole, x = sharded(me), net(), me.part(batch(me, 0))
-    with pytest.raises(osdp.ShardingError, match=r"requests the gradient of parameter '.*weight'"):
+    with pytest.raises(osdp.ShardingError, match=r"gradient of parameter '.*weight'"):
         torch.autograd.grad(model(x).square().mean(), list(model.parameters()))
     with osdp.no_sync(model):
         of_rank = torch.autograd.grad(model(x).square().mean(), list(model.parameters()))

@@ -92,9 +92,7 @@ def refused(me: Member) -> None:
     larger = nn.Sequential(nn.Linear(2, 2), FSDP(nn.Linear(2, 2), me.group))
     larger = FSDP(larger, group)
     larger(torch.ones(1, 2)).sum().backward()
-    with pytest.raises(
-        osdp.ShardingError, match=r"'1' is sharded over ranks .* would be missing from the norm"
-    ):
+    with pytest.raises(osdp.ShardingError, match=r"'1' is sharded over ranks .* the norm"):
         larger.clip_grad_norm_(1.0)
     with pytest.raises(osdp.ShardingError, match="would be missing from the norm"):
         nn.utils.clip_grad_norm_(larger.parameters(), 1.0)

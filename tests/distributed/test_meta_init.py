@@ -290,7 +290,7 @@ def test_ranks_without_values_receive_those_of_rank_0(ranks, mode):
 def rank_0_lacks_values(me: Member) -> None:
     model = on_meta(Mixed) if me.rank == 0 else Mixed()
     plan = plan_for(model, "FULL_SHARD")
-    with pytest.raises(osdp.DisagreementError, match=r"rank 0 has .* on the meta device, but rank 1"):
+    with pytest.raises(osdp.DisagreementError, match="meta device, but rank 1"):
         osdp.fully_shard(model, plan, process_group=me.group)
     assert all(p.is_meta == (me.rank == 0) for p in model.parameters())
 

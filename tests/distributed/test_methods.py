@@ -189,7 +189,7 @@ def refusals(me: Member) -> None:
         with pytest.raises(osdp.ShardingError, match=match):
             osdp.register_forward_method(module, name, reads)
     sliced = Pair(me, WORKLOAD, lambda d: plans.in_slices(d, "in"))
-    with pytest.raises(osdp.ShardingError, match=r"'head\.weight', which is computed in slices"):
+    with pytest.raises(osdp.ShardingError, match=r"'head\.weight', .* in slices"):
         osdp.register_forward_method(sliced.sharded, "scores")
     wrapped = osdp.FullyShardedDataParallel(WORKLOAD.model(1, torch.float64), me.group)
     osdp.register_forward_method(wrapped, "loss_of")

@@ -245,9 +245,7 @@ def noise_by_rank(me: Member) -> None:
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter))
     twins = f"one value on rank {me.rank % 2}; another on rank {me.rank % 2 + 2}\\."
-    with pytest.raises(
-        osdp.ReplicaError, match=f"no longer has the same value on all ranks that hold it.*{twins}"
-    ):
+    with pytest.raises(osdp.ReplicaError, match=f"same value on all ranks.*{twins}"):
         model(torch.randn(2, 8)).square().sum().backward()
 
 
@@ -264,7 +262,7 @@ def sharded_twice(me: Member) -> None:
     for part in (osdp.FullyShardedDataParallel, by_function):
         outer = nn.Sequential(nn.Linear(6, 7), nn.Linear(7, 5))
         outer[1] = part(outer[1], process_group=me.group)
-        with pytest.raises(osdp.ShardingError, match=r"'1', a Linear inside .* already sharded.*outermost"):
+        with pytest.raises(osdp.ShardingError, match=r"'1', a Linear .*outermost"):
             by_function(outer, me.group)
 
 
@@ -330,17 +328,15 @@ def tensor_parallel(me: Member) -> None:
         osdp.FullyShardedDataParallel(model, me.group)
     torchs = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 2))
     torchs_fully_shard(torchs[1], mesh=mesh)
-    with pytest.raises(osdp.ShardingError, match="module '1' is sharded by torch's fully_shard"):
+    with pytest.raises(osdp.ShardingError, match=r"'1' .* torch's fully_shard"):
         osdp.describe(torchs)
-    with pytest.raises(
-        osdp.ShardingError, match=r"buffer 'adjacent' is a tensor of layout torch\.sparse_coo"
-    ):
+    with pytest.raises(osdp.ShardingError, match=r"'adjacent' .*torch\.sparse_coo"):
         sparse = nn.Linear(2, 2)
         sparse.register_buffer("adjacent", torch.eye(3).to_sparse())
         osdp.FullyShardedDataParallel(sparse, me.group)
     extended = nn.Linear(2, 2)
     extended.weight.fsdp_pre_all_gather = lambda *_: ((extended.weight.bfloat16(),), None)
-    with pytest.raises(osdp.ShardingError, match=r"parameter 'weight' \(Tensor\) has an fsdp_pre_all_gather"):
+    with pytest.raises(osdp.ShardingError, match=r"'weight' .* fsdp_pre_all_gather"):
         osdp.fully_shard(extended, mesh=mesh)
 
 

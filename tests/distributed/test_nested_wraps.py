@@ -40,7 +40,7 @@ def by_hand(me: Member, strategy: ShardingStrategy) -> None:
     assert model.plan.choices["blocks.0.up"].mode == strategy.name
     with pytest.raises(
         osdp.ShardingError,
-        match=r"no_sync must be called on the outermost wrap: 'blocks\.0' is a part of a Net",
+        match=r"outermost wrap: 'blocks\.0'",
     ):
         model.blocks[0].no_sync()
     units = {unit for unit in model.plan.units if len(unit) > 1}
@@ -112,7 +112,7 @@ def refused(me: Member) -> None:
     assert torch.equal(model.inner(x), before)
     planned = net(SEED + me.rank)
     osdp.fully_shard(planned.inner, osdp.Plan.uniform(planned.inner), me.group)
-    with pytest.raises(osdp.ShardingError, match=r"'inner', a Sequential inside .* already sharded"):
+    with pytest.raises(osdp.ShardingError, match=r"'inner', .* already sharded"):
         FSDP(planned, me.group)
 
 
@@ -205,13 +205,11 @@ def ignoring(me: Member) -> None:
         wrapped.load_state_dict(state)
     with pytest.raises(osdp.ShardingError, match=r"its wrap ignores some of them: 1\.0\.bias"):
         osdp.save(wrapped, None, "nowhere")
-    with pytest.raises(
-        osdp.InvalidProblemError, match="ignored_modules must contain only modules, got a str"
-    ):
+    with pytest.raises(osdp.InvalidProblemError, match=r"ignored_modules .* str"):
         FSDP(build(), me.group, ignored_modules=["1"])
     model = build()
     model[0] = FSDP(model[0], me.group)
-    with pytest.raises(osdp.InvalidProblemError, match=r"listed as ignored but is already sharded"):
+    with pytest.raises(osdp.InvalidProblemError, match="ignored but is already sharded"):
         FSDP(model, me.group, ignored_modules=[model[0]])
     FSDP(model, me.group, ignored_modules=[model[1]])
 

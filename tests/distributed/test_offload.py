@@ -76,9 +76,7 @@ def on_the_host(me: Member) -> None:
     assert runtime_of(model).device == torch.device("cpu")
     with pytest.raises(osdp.InvalidProblemError, match="cpu_offload"):
         osdp.FullyShardedDataParallel(blocks.Blocks(1), process_group=me.group, cpu_offload=3)
-    with pytest.raises(
-        osdp.DisagreementError, match="cpu_offload=True on rank 1, cpu_offload=False on rank 0"
-    ):
+    with pytest.raises(osdp.DisagreementError, match="cpu_offload=True on rank 1"):
         osdp.FullyShardedDataParallel(blocks.Blocks(1), process_group=me.group, cpu_offload=me.rank == 1)
 
 

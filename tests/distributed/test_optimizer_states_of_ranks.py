@@ -50,9 +50,7 @@ def other_parameters(me: Member) -> None:
     optimizer = adamw(list(model.parameters())[me.rank :])
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
-    with pytest.raises(
-        osdp.ShardingError, match=r"optimizer state of '0.weight' differs between rank 1 and rank 0"
-    ):
+    with pytest.raises(osdp.ShardingError, match=r"'0.weight' differs between rank 1"):
         FSDP.optim_state_dict(model, optimizer)
     model(torch.ones(2, 4)).sum().backward()
 

@@ -274,7 +274,7 @@ def called_by_some(me: Member) -> None:
     with pytest.raises(osdp.PlanMismatchError, match=r"for 2 ranks \(1 x 2 x 1\), and there are 4"):
         osdp.parallelize(model, plan_for(model, 1, 2, me.world), loss_of)
     plan = dataclasses.replace(osdp.Plan.uniform(osdp.describe(model, batch(0)[0]), "NO_SHARD"), world_size=2)
-    with pytest.raises(osdp.PlanMismatchError, match="for 2 ranks, but the process group has 4"):
+    with pytest.raises(osdp.PlanMismatchError, match=r"2 ranks, .* group has 4"):
         osdp.fully_shard(model, plan)
     osdp.fully_shard(model, plan, me.group)
 
@@ -301,9 +301,7 @@ def crossings(me: Member) -> None:
     for kind in (Kept, Made):
         model = kind().double()
         pipe = osdp.parallelize(model, plan_for(model, 1, 2, me.world), loss_of)
-        with pytest.raises(
-            osdp.ShardingError, match=r"more than one tensor passes: 'blocks.[23]' was called with argument 1"
-        ):
+        with pytest.raises(osdp.ShardingError, match=r"'blocks.[23]' was called with argument 1"):
             pipe.step(tokens[:4], target=targets[:4])
     model = Of(Gated)
     plan = plan_for(model, 2, 2, me.world)

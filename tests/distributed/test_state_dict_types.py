@@ -146,7 +146,7 @@ def optimizers(me: Member) -> None:
     by_number = me.everywhere(by_number)[0]
     again.load_state_dict(other.get_shard_from_optim_state_dict(by_number))
     check(FSDP.sharded_optim_state_dict(other, again), wanted)
-    with pytest.raises(osdp.ShardingError, match="state of 'nobody', which is not a parameter"):
+    with pytest.raises(osdp.ShardingError, match="'nobody'"):
         FSDP.shard_full_optim_state_dict({"state": {"nobody": {}}}, other, optim=again)
     again.load_state_dict(FSDP.shard_full_optim_state_dict(full, other))
     check(FSDP.sharded_optim_state_dict(other, again), wanted)
@@ -158,7 +158,7 @@ def optimizers(me: Member) -> None:
     several = FSDP.optim_state_dict(apart, stepper)
     assert several["state"]["b.weight"]["exp_avg"].shape == (2, 3) and "c.bias" in several["state"]
     stepper.load_state_dict(FSDP.optim_state_dict_to_load(apart, stepper, several))
-    with pytest.raises(osdp.ShardingError, match="Linear is not part of a sharded model and contains none"):
+    with pytest.raises(osdp.ShardingError, match="Linear is not part of a sharded model"):
         FSDP.optim_state_dict(nn.Linear(2, 2), stepper)
 
 
@@ -179,9 +179,7 @@ def summoned(me: Member) -> None:
     model.assert_state(TrainingState.IDLE)
     with FSDP.summon_full_params(model, writeback=False), torch.no_grad():
         model.assert_state([TrainingState.IDLE, TrainingState.SUMMON_FULL_PARAMS])
-        with pytest.raises(
-            osdp.ShardingError, match="expected state FORWARD, but the model is in SUMMON_FULL_PARAMS"
-        ):
+        with pytest.raises(osdp.ShardingError, match=r"FORWARD, .* SUMMON_FULL_PARAMS"):
             model.assert_state(TrainingState.FORWARD)
         with pytest.raises(osdp.ShardingError, match="already active"), model.summon_full_params():
             pass

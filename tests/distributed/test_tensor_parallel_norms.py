@@ -153,7 +153,7 @@ def refused(me: Member) -> None:
         clip(1.0, tp_group=tp, tp_parameters=SLICES if place else "up")
     if me.rank == 3:
         model.up.bias.grad[:] = math.inf
-    with pytest.raises(osdp.GradientError, match="on every rank: no gradient was changed"):
+    with pytest.raises(osdp.GradientError, match="no gradient was changed"):
         clip(1.0, error_if_nonfinite=True, tp_group=tp, tp_parameters=SLICES)
     assert all(
         torch.equal(p.grad, before[n]) or not p.grad.isfinite().all() for n, p in model.named_parameters()

@@ -244,9 +244,7 @@ class Odd(torch.optim.SGD):
 def odd(me: Member) -> None:
     pair = Pair(me, blocks.workload(), "FULL_SHARD", optimizer=lambda ps: Odd(ps, lr=0.1))
     pair.train(steps=1)
-    with pytest.raises(
-        osdp.ShardingError, match=r"the state 'columns' that Odd keeps of 'embed\.weight' has shape \[7\]"
-    ):
+    with pytest.raises(osdp.ShardingError, match=r"'columns' .*'embed\.weight' .*\[7\]"):
         pair.sharded_optimizer.state_dict()
 
 

@@ -51,7 +51,7 @@ def parametrised_before(me: Member) -> None:
             if name != "NO_SHARD":
                 parametrize.remove_parametrizations(pair.sharded[0], "weight")
                 with pytest.raises(
-                    osdp.ShardingError, match=r"'0.parametrizations.weight.original' is now \[8, 6\]"
+                    osdp.ShardingError, match=r"'0.parametrizations.weight.original' .*\[8, 6\]"
                 ):
                     pair.sharded(me.part(pair.data(0)[0][0]))
 
@@ -117,7 +117,7 @@ def replicated(me: Member) -> None:
                 close(value, before[key], 0.0, key)
             inner = layers()
             replicate(inner, process_group=me.group)
-            with pytest.raises(osdp.ShardingError, match="model itself is already under torch's replicate"):
+            with pytest.raises(osdp.ShardingError, match="torch's replicate"):
                 osdp.fully_shard(inner, osdp.Plan.uniform(layers(), name), me.group)
 
 

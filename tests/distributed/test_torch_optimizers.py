@@ -150,7 +150,7 @@ def unknown(me: Member) -> None:
     pair.train(steps=2)
     pair = Pair(me, blocks.workload(), "FULL_SHARD", optimizer=lambda ps: Strange(ps, lr=0.1))
     pair.backward(pair.data(0))
-    with pytest.warns(UserWarning, match=r"cannot tell whether .*Strange is element-wise \(KeyError"):
+    with pytest.warns(UserWarning, match=r"Strange is element-wise \(KeyError"):
         pair.sharded_optimizer.step()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -168,7 +168,7 @@ def zero_redundancy(me: Member) -> None:
         pair.sharded.parameters(), torch.optim.SGD, process_group=me.group, lr=0.1
     )
     pair.backward(pair.data(0))
-    with pytest.raises(osdp.ShardingError, match="ZeroRedundancyOptimizer distributes parameters"):
+    with pytest.raises(osdp.ShardingError, match="ZeroRedundancyOptimizer"):
         optimizer.step()
     pair.same_gradients()
     pair.update()

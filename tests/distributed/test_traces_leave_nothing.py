@@ -196,9 +196,7 @@ def without_values(me: Member) -> None:
             osdp.fully_shard(model, osdp.Plan.uniform(osdp.describe(model, x), mode), me.group)
             with FakeTensorMode(allow_non_fake_inputs=True) as fake:
                 like, gradient = fake.from_tensor(x), fake.from_tensor(torch.zeros(4, 6))
-            with pytest.raises(
-                osdp.ShardingError, match=r"input of the model's call, \[2, 6\], is a fake tensor"
-            ):
+            with pytest.raises(osdp.ShardingError, match=r"input .*\[2, 6\], is a fake tensor"):
                 model(like)
             handle = model.register_forward_pre_hook(lambda *_, like=like: like)
             with pytest.raises(osdp.ShardingError, match=r"output of .* call.*, \[2, \d\], is a fake tensor"):

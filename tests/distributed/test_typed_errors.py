@@ -288,9 +288,7 @@ def functional(me: Member) -> None:
 
             loss = partial(loss_of, pair.sharded, part)
             if sharded(name):
-                with pytest.raises(
-                    osdp.ShardingError, match=r"'0\.weight' is replaced by a tensor .*state_dict"
-                ):
+                with pytest.raises(osdp.ShardingError, match=r"'0\.weight' is replaced .*state_dict"):
                     loss(parts)
             with pytest.raises(osdp.ShardingError, match=r"gradient of parameter '0\.weight'.*no_sync"):
                 torch.func.grad(loss)(full)
@@ -391,7 +389,7 @@ def second_derivatives_of_slices(me: Member) -> None:
     pair = pair_of(me, SLICES["slices"])
     x = me.part(pair.data(0)[0][0]).requires_grad_()
     (slope,) = torch.autograd.grad(pair.sharded(x).square().sum(), x, create_graph=True)
-    with pytest.raises(osdp.ShardingError, match=r"computed in slices, which has no second derivatives"):
+    with pytest.raises(osdp.ShardingError, match="no second derivatives"):
         slope.square().sum().backward()
     pair.sharded.zero_grad()
     with pytest.raises(osdp.ShardingError, match=r"computed in slices.*torch\.func"):

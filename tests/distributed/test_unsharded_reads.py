@@ -187,7 +187,7 @@ def written(me: Member) -> None:
             model[1].unshard()
             with torch.no_grad():
                 model[1].weight.mul_(3)
-        with pytest.raises(osdp.ShardingError, match=r"'1\.weight' was written to while unshard\(\)"):
+        with pytest.raises(osdp.ShardingError, match=r"'1\.weight' .* unshard\(\)"):
             way()
         assert held(ours[1].weight).shape == ROWS, name
         theirs[1].reshard()

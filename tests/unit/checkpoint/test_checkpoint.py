@@ -214,7 +214,7 @@ def test_a_rank_that_lacks_a_piece_is_found_when_saving() -> None:
     full, states = example()
     group = ranks(full, states, ROWS, 2)
     planners = [ChunkSavePlanner(s.tensors(s.manifest)) for s in (r.save_state() for r in group)]
-    with pytest.raises(FormatError, match=r"boxes of model\.weight do not cover \[12, 8\] exactly once"):
+    with pytest.raises(FormatError, match=r"model\.weight do not cover \[12, 8\]"):
         planners[0].create_global_plan([planners[0].create_local_plan()])
 
 

@@ -91,14 +91,6 @@ _PUBLIC = {
     "Checkpoints": "checkpoint.checkpoints",
 }
 
-# Modules under the names that were documented before there were packages.
-_FORMER = {
-    "ops": "sharding.split_linear",
-    "reporting": "sharding.report",
-    "searching": "planning.solve",
-    "timeline": "plan.timeline",
-}
-
 __all__ = [
     "BuildError",
     "Checkpoints",
@@ -174,8 +166,6 @@ later_methods.implement(
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        if name in _FORMER:
-            return import_module(f"osdp.{_FORMER[name]}")
         if name not in _PUBLIC:
             raise AttributeError(f"module 'osdp' has no attribute {name!r}")
         return getattr(import_module(f"osdp.{_PUBLIC[name]}"), name)

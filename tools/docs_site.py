@@ -41,3 +41,14 @@ def as_code(docstring: str) -> str:
             inside = False
         lines.append(line)
     return "\n".join([*lines, "```"] if inside else lines)
+
+
+def field_comment(lines: list[str], first: int, end: int) -> str:
+    """What a comment says of the field in `lines[first:end]`: behind it, or in the lines above it."""
+    behind = lines[end - 1].partition("  # ")[2].strip()
+    above: list[str] = []
+    while first > 0 and lines[first - 1].strip().startswith("# "):
+        first -= 1
+        above.insert(0, lines[first].strip().removeprefix("# "))
+    told = " ".join([*above, behind]).strip()
+    return told[:1].upper() + told[1:] + ("" if told.endswith(".") or not told else ".")

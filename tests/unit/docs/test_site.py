@@ -61,6 +61,19 @@ def test_examples_of_docstrings_are_code(name: str) -> None:
         assert ">>>" not in outside and text.count("```") % 2 == 0
 
 
+def test_fields_are_documented_by_their_comments() -> None:
+    field_comment = runpy.run_path(str(ROOT / "tools" / "docs_site.py"))["field_comment"]
+    lines = [
+        "class A:",
+        "    a: int = 1  # per rank",
+        "    # In bytes; 0:",
+        "    # none.",
+        "    b: int = 0",
+        "    c: int",
+    ]
+    assert [field_comment(lines, i, i + 1) for i in (1, 4, 5)] == ["Per rank.", "In bytes; 0: none.", ""]
+
+
 def test_the_search_is_hidden_where_it_does_not_work() -> None:
     assert 'location.protocol === "file:"' in (ROOT / "docs" / "site" / "site.js").read_text()
     assert ".from-disk .md-search" in (ROOT / "docs" / "site" / "site.css").read_text()

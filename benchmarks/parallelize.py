@@ -1,6 +1,7 @@
 """How true a ParallelPlan's predictions are: osdp.search's plans for fixed degrees, carried out by osdp.parallelize.
 
-    python benchmarks/parallelize.py [--json FILE] [--steps 7] [--settings one-host two-hosts-1gbit] [--degrees 1x2x2 ...]
+    python benchmarks/parallelize.py [--json FILE [--resume]] [--steps 7] [--settings one-host two-hosts-1gbit]
+        [--degrees 1x2x2 ...]
 
 Four ranks (on one host, and on two with 1 Gb/s between them, which needs root and iproute2) train a GPT with tensor x
 pipeline x data of 1 x 1 x 4, 2 x 1 x 2, 1 x 2 x 2 and 2 x 2 x 1, three plans each: searched with ample memory, under a
@@ -11,7 +12,7 @@ are of each stage's live heap (heap_peak.c), over what the process held before t
 stage. `auto` are the degrees that the search returns on this machine when it is free.
 
 Last, a model whose head is as large as several blocks is trained in two stages, with the search's cut and with equally
-many blocks in both, in turns.
+many blocks in both, in turns. Each part is kept in FILE when it is measured; --resume goes on after those that FILE has.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from statistics import mean, median
 from typing import Any
 
 from support.launch import as_rank, run_ranks
-from support.machine import machine, machine_line
+from support.machine import another_machine, machine, machine_line
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "one-host": {"hosts": 1},
@@ -277,21 +278,35 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--resume", action="store_true", help="leave out what this file has already")
     parser.add_argument("--steps", type=int, default=7)
     parser.add_argument("--settings", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
     parser.add_argument("--degrees", nargs="+", default=[*DEGREES, "unbalanced"])
     arguments = parser.parse_args()
     here = machine()
     results: dict[str, Any] = {}
+    if arguments.resume and arguments.json and arguments.json.exists():
+        known = json.loads(arguments.json.read_text())
+        if known["steps"] != arguments.steps or another_machine({"the file": known}):
+            parser.error(
+                f"{arguments.json} has other steps, or another machine's: --resume goes on with the same"
+            )
+        results = known["settings"]
     for setting in arguments.settings:
         where = SETTINGS[setting]
         found = results.setdefault(setting, {})
         for what in arguments.degrees:
+            if what in found:
+                continue
+            begin = time.monotonic()
             told = [what, str(arguments.steps), str(where["hosts"])]
             found[what] = run_ranks(__file__, told, RANKS, seconds=1200, **where)
             if arguments.json:
                 text = json.dumps({"machine": here, "steps": arguments.steps, "settings": results}, indent=1)
                 arguments.json.write_text(text + "\n")
+            print(
+                f"{setting} {what}: measured in {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True
+            )
         show(setting, found)
     print(machine_line(here))
     return 0

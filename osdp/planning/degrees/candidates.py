@@ -176,7 +176,7 @@ def candidates_of(
     ranks_per_host: int,
     global_batch: int,
     batch: int | None,
-    limit: int,
+    limit: int | None,
     optimizer: OptimizerState,
     out: list[RuledOut],
 ) -> list[Candidate]:
@@ -203,7 +203,7 @@ def candidates_of(
             no(f"micro-batches of {size} do not divide a replica's {share} samples", size)
             continue
         held = sharing.least_bytes(degrees, size, share // size, optimizer)
-        if held > FAR_OVER * limit:
+        if limit is not None and held > FAR_OVER * limit:
             no(f"{LARGE} {format_bytes(held)}, if all of it is sharded and recomputed", size)
             continue
         seconds = sharing.link_seconds(size)

@@ -72,8 +72,8 @@ class Search:
             )
         return self._sharings[tensor]
 
-    def candidates(self) -> list[Candidate]:
-        """In the order of their bounds."""
+    def candidates(self, any_size: bool = False) -> list[Candidate]:
+        """In the order of their bounds. `any_size`: with those that hold far more than the limit."""
         per_host = self.ranks // self.hosts
         found = []
         for tensor in tensor_degrees(self.tensor, self.ranks, per_host, bool(self.styles)):
@@ -91,7 +91,7 @@ class Search:
                     per_host,
                     self.global_batch,
                     self.batch,
-                    self.manner.limit_bytes,
+                    None if any_size else self.manner.limit_bytes,
                     optimizer_state(self.manner.optimizer),
                     self.ruled_out,
                 )
@@ -112,7 +112,7 @@ def search_degrees(search: Search) -> ParallelPlan:
     """The fastest that is found. Raises InfeasibleError if no degrees fit, InvalidProblemError if none exist."""
     candidates = search.candidates()
     if not candidates:
-        raise _none_exist(search)
+        raise _nothing_fits(search) if _too_large(search) else _none_exist(search)
     known = [search.pipelines(c) for c in candidates]
     uniform = list(_uniform(search, known))
     fitting = sorted((u for u in uniform if u[1].fits), key=lambda u: u[1].step_ps)
@@ -123,7 +123,7 @@ def search_degrees(search: Search) -> ParallelPlan:
     alternatives = Alternatives(known, search.tensor is not None or search.pipeline is not None)
     pipelines, best, quick = min((*found, *alternatives.fastest()), key=lambda f: f[1].rank)
     if not best.fits:
-        raise InfeasibleError(_nothing_fits(search, pipelines, best), None, None)
+        raise _nothing_fits(search)
     for other, cut, _ in found:
         if other is not pipelines:
             _rule_out(
@@ -216,13 +216,11 @@ def _plan(
     )
 
 
-def _none_exist(search: Search) -> InvalidProblemError | InfeasibleError:
-    if large := [r for r in search.ruled_out if r.why.startswith(LARGE)]:
-        r = min(large, key=lambda r: (r.micro_batch_size or 0, r.tensor_parallel * r.pipeline_parallel))
-        return InfeasibleError(
-            f"no degrees fit {format_bytes(search.manner.limit_bytes)}; with tensor {r.tensor_parallel}, pipeline "
-            f"{r.pipeline_parallel}, data {r.data_parallel} and micro-batches of {r.micro_batch_size} {r.why}"
-        )
+def _too_large(search: Search) -> bool:
+    return any(r.why.startswith(LARGE) for r in search.ruled_out)
+
+
+def _none_exist(search: Search) -> InvalidProblemError:
     why = "; ".join(dict.fromkeys(r.why for r in search.ruled_out)) or (
         f"tensor_parallel x pipeline_parallel does not divide the world size {search.ranks}"
     )
@@ -231,9 +229,20 @@ def _none_exist(search: Search) -> InvalidProblemError | InfeasibleError:
     )
 
 
-def _nothing_fits(search: Search, pipelines: CandidatePipelines, cut: CutPipeline) -> str:
-    d = pipelines.candidate.degrees
-    return (
-        f"no degrees fit {format_bytes(search.manner.limit_bytes)}; the nearest are tensor {d.tensor}, pipeline "
-        f"{d.pipeline}, data {d.data} with micro-batches of {pipelines.candidate.batch}, where {_over(cut)}"
+def _nothing_fits(search: Search) -> InfeasibleError:
+    """Names the smallest limit that is found, under which these degrees and cuts have a plan: of the candidate whose uniform
+    plan holds least, in its smallest micro-batch; those that were too large to be looked at are among them."""
+    smallest = {c.degrees: c for c in sorted(search.candidates(any_size=True), key=lambda c: -c.batch)}
+    known = [search.pipelines(c) for c in smallest.values()]
+    uniform = [(p, p.uniform(("FULL_SHARD",), EVERY_WAY, 0)) for p in known]
+    near = sorted(uniform, key=lambda u: u[1].peak_bytes)[:MOST_SEARCHED]
+    moved = [(p, p.uniform(("FULL_SHARD",), EVERY_WAY, ROUNDS, cut.cuts)) for p, cut in near]
+    pipelines, cut = min(moved, key=lambda m: m[1].peak_bytes)
+    least = min(cut, pipelines.searched(cut.cuts, QUICK, 0), key=lambda c: c.peak_bytes)  # slices hold less
+    d, m = pipelines.candidate.degrees, pipelines.candidate.batch
+    return InfeasibleError(
+        f"no degrees fit {format_bytes(search.manner.limit_bytes)}; the smallest limit found is "
+        f"{format_bytes(least.peak_bytes)}: tensor {d.tensor}, pipeline {d.pipeline}, data {d.data} and micro-batches of "
+        f"{m}, where {_over(least)}. Give each rank more memory, or the job more ranks",
+        least.peak_bytes,
     )

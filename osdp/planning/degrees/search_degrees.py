@@ -232,11 +232,14 @@ def _none_exist(search: Search) -> InvalidProblemError:
 def _nothing_fits(search: Search) -> InfeasibleError:
     """Names the smallest limit that is found, under which these degrees and cuts have a plan: of the candidate whose uniform
     plan holds least, in its smallest micro-batch; those that were too large to be looked at are among them."""
+    modes = (
+        ("FULL_SHARD",) if "FULL_SHARD" in search.manner.searched.modes else EVERY_MODE
+    )  # what holds least
     smallest = {c.degrees: c for c in sorted(search.candidates(any_size=True), key=lambda c: -c.batch)}
     known = [search.pipelines(c) for c in smallest.values()]
-    uniform = [(p, p.uniform(("FULL_SHARD",), EVERY_WAY, 0)) for p in known]
+    uniform = [(p, p.uniform(modes, EVERY_WAY, 0)) for p in known]
     near = sorted(uniform, key=lambda u: u[1].peak_bytes)[:MOST_SEARCHED]
-    moved = [(p, p.uniform(("FULL_SHARD",), EVERY_WAY, ROUNDS, cut.cuts)) for p, cut in near]
+    moved = [(p, p.uniform(modes, EVERY_WAY, ROUNDS, cut.cuts)) for p, cut in near]
     pipelines, cut = min(moved, key=lambda m: m[1].peak_bytes)
     least = min(cut, pipelines.searched(cut.cuts, QUICK, 0), key=lambda c: c.peak_bytes)  # slices hold less
     d, m = pipelines.candidate.degrees, pipelines.candidate.batch

@@ -133,6 +133,10 @@ def test_what_fits_nowhere_is_an_error_that_names_the_smallest_limit() -> None:
         least.add(told.value.smallest_limit)
     (limit,) = least  # whatever was asked for
     assert searched(memory=limit).peak_memory_bytes <= limit
+    with pytest.raises(osdp.InfeasibleError) as told:
+        searched(memory="10KiB", modes=["NO_SHARD"], checkpoint="none")
+    assert told.value.smallest_limit is not None and told.value.smallest_limit > limit
+    assert searched(memory=told.value.smallest_limit, modes=["NO_SHARD"], checkpoint="none")
 
 
 def test_a_changed_answer_is_noticed() -> None:

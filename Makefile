@@ -262,7 +262,7 @@ format: build  ## format all C++ and Python, and write the extension's stubs and
 .PHONY: docs
 docs: build  ## the documentation site, in build/site; a warning is an error
 	@$(PY) -c 'import material, mkdocstrings_handlers.python' 2>/dev/null || $(PIP) mkdocs-material mkdocstrings-python
-	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet; echo "== build/site/index.html"
+	@$(PY) tools/headers.py; NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet; echo "== build/site/index.html"
 
 .PHONY: bench
 bench: build  ## every benchmark, one table each

@@ -9,7 +9,14 @@
 
 namespace osdp {
 
-enum class Mode : int { NoShard = 0, ShardGradOp = 1, FullShard = 2, HybridShard = 3 };
+enum class Mode : int {
+  NoShard = 0,
+  ShardGradOp = 1,
+  FullShard = 2,
+  HybridShard = 3,
+  FullShardOffload = 4,
+  HybridShardOffload = 5
+};
 
 struct ModeTraits {
   Mode mode;
@@ -18,13 +25,16 @@ struct ModeTraits {
   bool kept;          // what was gathered for the forward stays until the backward; else it is gathered again
   bool inside_hosts;  // sharded over the ranks of one host, with a copy on every host
   bool sliced;        // weights may be computed in slices
+  bool on_host;       // a rank's part rests in host memory: runtime/store/offload.hpp
 };
 
-inline constexpr std::array<ModeTraits, 4> kModes{{
-    {Mode::NoShard, "NO_SHARD", false, false, false, false},
-    {Mode::ShardGradOp, "SHARD_GRAD_OP", true, true, false, false},
-    {Mode::FullShard, "FULL_SHARD", true, false, false, true},
-    {Mode::HybridShard, "HYBRID_SHARD", true, false, true, false},
+inline constexpr std::array<ModeTraits, 6> kModes{{
+    {Mode::NoShard, "NO_SHARD", false, false, false, false, false},
+    {Mode::ShardGradOp, "SHARD_GRAD_OP", true, true, false, false, false},
+    {Mode::FullShard, "FULL_SHARD", true, false, false, true, false},
+    {Mode::HybridShard, "HYBRID_SHARD", true, false, true, false, false},
+    {Mode::FullShardOffload, "FULL_SHARD_OFFLOAD", true, false, false, false, true},
+    {Mode::HybridShardOffload, "HYBRID_SHARD_OFFLOAD", true, false, true, false, true},
 }};
 
 constexpr const ModeTraits& traits(Mode mode) { return kModes[static_cast<size_t>(mode)]; }

@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from osdp.hardware.hardware import Collective, DeviceMemory, Hardware, KernelRates, Protocol
+from osdp.hardware.hardware import Collective, DeviceMemory, Hardware, HostMemory, KernelRates, Protocol
 
 MACHINES = Path(__file__).resolve().parent.parent / "osdp" / "hardware" / "machines"
 NCCL = "2.30.7"
@@ -85,6 +85,14 @@ LL_BYTES_PER_S = {"ampere": 87.7e9, "hopper": 141e9, "blackwell": 282e9}
 LL_BYTES_PER_S_BETWEEN_HOSTS = 20.4e9
 IN_SWITCH = {"hopper": (25e-6, 0.85), "blackwell": (25e-6, 0.74)}  # NVLS
 CHANNELS = {"ampere": 24, "hopper": 32, "blackwell": 32}  # of 10 MiB of buffers each
+# PCIe of a GPU, each way, and the host's memory: DDR4-3200 or DDR5 in 16 channels, of which each of 8 ranks has an eighth.
+PCIE = {"ampere": 32e9, "hopper": 64e9, "blackwell": 64e9}
+COPY_LATENCY_S = 10e-6
+HOST = {
+    "ampere": ("2x AMD EPYC 7742 with DDR4-3200 (NVIDIA DGX A100 datasheet)", 16 * 25.6e9),
+    "hopper": ("2x Intel Xeon 8480C with DDR5-4800 (NVIDIA DGX H100 datasheet)", 16 * 38.4e9),
+    "blackwell": ("2x Intel Xeon 8570 with DDR5-5600 (NVIDIA DGX B200 datasheet)", 16 * 44.8e9),
+}
 # Shares of the datasheet's figures that are reached.
 LINK, MEMORY_OF_OPTIMIZER, FP32 = 0.8, 0.8, 0.8
 OPTIMIZER_BYTES = 28 + 4 + 8  # moved for a parameter: AdamW, the norm that clips gradients, and scaling them
@@ -154,6 +162,9 @@ def machine(
         "FP32.",
         f"Collectives: the protocols and latencies of NCCL {NCCL} (src/graph/tuning.cc).",
         rates.source,
+        f"Offloaded parameters: copies over PCIe at {PCIE[gpu.generation] / 1e9:.0f} GB/s, and an optimizer that moves as "
+        f"many bytes on the host, which has {HOST[gpu.generation][0]}{'' if gpu.nvlink else ', assumed'}, "
+        f"{HOST[gpu.generation][1] / 1e9:.0f} GB/s for its 8 ranks together; both taken at {LINK:.0%}.",
         "Memory beside tensors: allocator and cuBLAS workspaces as in PyTorch's sources (CUDACachingAllocator, "
         f"CublasHandlePool); a communicator {CHANNELS[gpu.generation]} x 10 MiB (as NCCL's issue 1685 has them for 8 H100, "
         "and two a NVLink for the A100, assumed); assumed, not published: 512 MiB of context; what the allocator "
@@ -194,6 +205,10 @@ def machine(
             attention_half_intensity=rates.attention_half_intensity,
         ),
         protocols=nccl,
+        host_memory=HostMemory(
+            Collective(COPY_LATENCY_S, 1 / (LINK * PCIE[gpu.generation])),
+            OPTIMIZER_BYTES / 4 / (MEMORY_OF_OPTIMIZER * HOST[gpu.generation][1] / 8),
+        ),
     )
 
 

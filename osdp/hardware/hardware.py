@@ -84,6 +84,17 @@ class KernelRates:
 
 
 @dataclass(frozen=True)
+class HostMemory:
+    """The memory of the host, where the parts of operators rest that are offloaded (`FULL_SHARD_OFFLOAD`), while all ranks
+    of the host use it at the same time."""
+
+    copy: Collective  # of one rank, to or from its device: alpha_s + bytes * beta_s_per_byte
+    optimizer_s_per_byte: (
+        float  # an AdamW step's time on the host per byte of fp32 parameters that a rank updates
+    )
+
+
+@dataclass(frozen=True)
 class Measured:
     """The machine that `osdp.profile` ran on, and the times of two fixed jobs, which tell whether the machine or
     its speed has changed since (`osdp.hardware.this_machine`).
@@ -144,6 +155,8 @@ class Hardware(Printed):
     # What NCCL chooses from; their latencies replace those of `all_gather` and the others. Empty, as in every profile: a
     # collective takes the time of `Collective`.
     protocols: tuple[Protocol, ...] = ()
+    # None: the device's memory is the host's, or it was not measured; nothing can be planned to be offloaded.
+    host_memory: HostMemory | None = None
     measured: Measured | None = None  # None: public figures, or an older profile
 
     @property
@@ -209,6 +222,12 @@ def _problems(hardware: Hardware) -> Iterator[tuple[str, str]]:
     for name in ("all_gather", "reduce_scatter", "all_reduce", "between_hosts", "communication_delay"):
         if (link := getattr(hardware, name)) is not None:
             seconds |= {f"{name}.alpha_s": link.alpha_s, f"{name}.beta_s_per_byte": link.beta_s_per_byte}
+    if (host := hardware.host_memory) is not None:
+        seconds |= {
+            "host_memory.copy.alpha_s": host.copy.alpha_s,
+            "host_memory.copy.beta_s_per_byte": host.copy.beta_s_per_byte,
+            "host_memory.optimizer_s_per_byte": host.optimizer_s_per_byte,
+        }
     if hardware.kernel_rates is not None:
         seconds["kernel_rates.launch_s"] = hardware.kernel_rates.launch_s
     for i, p in enumerate(hardware.protocols):

@@ -19,7 +19,8 @@ RECOMPUTE = _search.RECOMPUTES[1:]
 class Choice:
     """How one operator is sharded.
 
-    `mode` is NO_SHARD, SHARD_GRAD_OP, FULL_SHARD or HYBRID_SHARD. With FULL_SHARD a Linear, Embedding or Conv1D can be
+    `mode` is NO_SHARD, SHARD_GRAD_OP, FULL_SHARD or HYBRID_SHARD; FULL_SHARD_OFFLOAD or HYBRID_SHARD_OFFLOAD are the
+    same with this rank's part in host memory. With FULL_SHARD a Linear, Embedding or Conv1D can be
     computed in `granularity` slices, of which `sharded_slices` (default: all) are sharded and the others are kept in full
     on every rank; in all other cases `granularity` is 1. `split` is the dimension of the weight that is
     sliced: "out" (no summation) or "in" (outputs are summed, as in the paper). Slices of the rows of the stored weight
@@ -35,7 +36,7 @@ class Choice:
 
     @property
     def traits(self) -> _search.ModeTraits:
-        """The properties of the mode: `sharded`, `kept`, `inside_hosts`, `sliced` (csrc/modes.hpp)."""
+        """The properties of the mode: `sharded`, `kept`, `inside_hosts`, `sliced`, `on_host` (csrc/modes.hpp)."""
         return _search.traits(self.mode)
 
     @property

@@ -16,6 +16,7 @@ class OperatorPrediction:
     communication_s: float
     compute_s: float
     reason: str  # one readable line: why this choice
+    host_bytes: int = 0  # the same as state_bytes, in host memory: of an offloaded operator
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,7 @@ def predict(
             communication_s=c.communication_ps * times * PS,
             compute_s=compute_time,
             reason=reasons[key],
+            host_bytes=c.host_bytes,
         )
     played = answer.played
     step = played.step_ps * PS
@@ -141,7 +142,9 @@ def reason_for(operator: Operator, treated: Treated, *, times: int = 1) -> str:
             tail = f"; sharding the parameters too would save {more} more and cost {_ms(-extra)}"
         return f"gradients and optimizer state sharded: saves {saves} and {cost}{tail}"
     g, k = chosen.choice.granularity, chosen.choice.sharded_slices
-    what = "sharded inside each host" if _search.traits(mode).inside_hosts else "sharded"
+    traits = _search.traits(mode)
+    what = "sharded inside each host" if traits.inside_hosts else "sharded"
+    what += f", {format_bytes(chosen.host_bytes)} in host memory" if traits.on_host else ""
     what = what if g == 1 else f"{k} of {g} slices sharded"
     room = f", at most {format_bytes(chosen.transient_bytes)} of it is whole at once" if g > 1 else ""
     return f"{what}: saves {saves} and {cost}{room}"

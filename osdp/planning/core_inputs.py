@@ -123,6 +123,7 @@ def make_request(
     between = hardware.between_hosts or Collective(0.0, 0.0)
     if hosts > 1 and hardware.between_hosts is None:
         between = hardware.all_reduce
+    host = hardware.host_memory
     device = _search.Device(
         ranks=ranks,
         hosts=hosts,
@@ -134,6 +135,8 @@ def make_request(
         optimizer_s_per_byte=hardware.optimizer_s_per_byte,
         recompute_slowdown=hardware.recompute_slowdown,
         protocols=[] if cost == "paper" else [_protocol(p) for p in hardware.protocols],
+        host_copy=_core(host.copy if host is not None else Collective(0.0, 0.0)),
+        host_optimizer_s_per_byte=host.optimizer_s_per_byte if host is not None else 0.0,
     )
     return _search.Request(
         device=device,

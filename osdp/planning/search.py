@@ -41,7 +41,7 @@ from osdp.planning.degrees.arguments import degrees_asked, searched_degrees
 from osdp.planning.degrees.stage_search import Manner
 from osdp.planning.objectives import best_plan
 from osdp.planning.search_problem import SearchProblem
-from osdp.planning.search_space import choose_space
+from osdp.planning.search_space import check_host_memory, choose_space
 
 if TYPE_CHECKING:
     from torch import nn
@@ -169,7 +169,9 @@ def search(
         these dtypes; the dtypes of parameters and optimizer state do not change (docs/precision.md).
     granularity: numbers of slices to try for split operators, besides 1.
     checkpoint: which recomputation to try. "auto": "none", "hold" and "regather", for each block separately.
-    modes: which modes to try, of NO_SHARD, SHARD_GRAD_OP, FULL_SHARD and, with more than one host, HYBRID_SHARD.
+    modes: which modes to try, of NO_SHARD, SHARD_GRAD_OP, FULL_SHARD and, with more than one host, HYBRID_SHARD; "auto":
+        these. Of FULL_SHARD_OFFLOAD and HYBRID_SHARD_OFFLOAD, too, where `hardware` has `host_memory`
+        (docs/search.md#operators-in-host-memory).
     cost: "osdp", or "paper" for the paper's cost model.
     method: "exact", or with cost="paper" the paper's search: "dfs", which may take very long to find any plan where
         most do not fit, or "dfs-smallest-first", the same with each operator's smallest options tried first.
@@ -243,6 +245,7 @@ def search(
     if not isinstance(separate_reductions, bool):
         raise InvalidProblemError(f"separate_reductions must be True or False, got {separate_reductions!r}")
     space = choose_space(modes, granularity, checkpoint, cost, hosts)
+    check_host_memory(machine, space.modes)
     searched = Searched(
         modes=space.modes,
         granularity=space.granularities,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from osdp import _search
 from osdp.errors import InvalidProblemError
+from osdp.hardware.hardware import Hardware
 from osdp.plan.choice import MODES, RECOMPUTE
 
 GRANULARITIES = (2, 4, 8, 16)
@@ -21,6 +22,21 @@ class Space:
     checkpoint: tuple[str, ...]  # of _search.RECOMPUTES
 
 
+def check_host_memory(hardware: Hardware, modes: Iterable[str]) -> None:
+    """Raise InvalidProblemError if one of the modes needs figures of the host's memory that `hardware` lacks."""
+    offloaded = sorted({mode for mode in modes if _search.traits(mode).on_host})
+    if offloaded and hardware.host_memory is None:
+        raise InvalidProblemError(
+            f"{offloaded[0]} cannot be priced on {hardware.name!r}: its host_memory is null (on a CPU, or not measured). "
+            "Measure it with osdp.profile on an accelerator, or leave the mode out"
+        )
+
+
+def _is_tried(mode: _search.ModeTraits, hosts: int) -> bool:
+    """By modes="auto"."""
+    return not mode.on_host and (hosts > 1 or not mode.inside_hosts)
+
+
 def choose_space(
     modes: str | Sequence[str],
     granularity: str | int | Sequence[int],
@@ -33,7 +49,7 @@ def choose_space(
     if modes == "auto":
         chosen = ("NO_SHARD", "FULL_SHARD")
         if cost == "osdp":
-            chosen = tuple(m for m in MODES if hosts > 1 or not _search.traits(m).inside_hosts)
+            chosen = tuple(m for m in MODES if _is_tried(_search.traits(m), hosts))
     else:
         chosen = (modes,) if isinstance(modes, str) else tuple(modes)
         for mode in chosen:
@@ -46,6 +62,8 @@ def choose_space(
         for mode in chosen:
             if _search.traits(mode).inside_hosts and hosts == 1:
                 raise InvalidProblemError(f"modes: {mode} needs several hosts: set hosts=")
+            if _search.traits(mode).on_host and cost == "paper":
+                raise InvalidProblemError(f"cost='paper' knows no host memory: leave {mode} out of modes")
     if granularity == "auto":
         slices: tuple[int, ...] = GRANULARITIES
     elif isinstance(granularity, str):

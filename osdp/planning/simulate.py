@@ -14,6 +14,7 @@ from osdp.plan.timeline import Timeline, TimelineEvent
 from osdp.planning.arguments import machine_of
 from osdp.planning.core_choices import core_plan
 from osdp.planning.search_problem import SearchProblem
+from osdp.planning.search_space import check_host_memory
 
 PS = 1e-12
 
@@ -61,6 +62,7 @@ def _problem(
             "the plan does not state its hardware and number of ranks: pass hardware= and "
             "world_size= to simulate"
         )
+    check_host_memory(machine, (choice.mode for choice in plan.choices.values()))
     searched = Searched(
         modes=MODES,
         granularity=(),

@@ -19,7 +19,7 @@ from osdp.planning.degrees.replay import verify as verify_parallel
 from osdp.planning.plan_builder import bound_request, checked_bound_ps, plan_of
 from osdp.planning.search import search_again
 from osdp.planning.search_problem import SearchProblem
-from osdp.planning.search_space import choose_space
+from osdp.planning.search_space import check_host_memory, choose_space
 
 
 def verify(plan: Plan | ParallelPlan, *, search: bool = False) -> str:
@@ -58,6 +58,7 @@ def verify(plan: Plan | ParallelPlan, *, search: bool = False) -> str:
         for why in _disagreements(plan, c, s):
             return why
         choose_space(s.modes, s.granularity or 1, s.checkpoint, plan.cost, s.hosts)  # may raise
+        check_host_memory(plan.hardware, s.modes)  # may raise
         if wrong := _check_claims(plan, c):
             return wrong
         return _search_again(plan, c) if search else ""

@@ -20,7 +20,7 @@ from osdp.base.rng_state import generators_kept
 from osdp.description.describe import describe
 from osdp.description.model_description import ModelDescription, Operator
 from osdp.errors import OSDPError, ProfileError
-from osdp.hardware.hardware import DeviceMemory, Hardware
+from osdp.hardware.hardware import Collective, DeviceMemory, Hardware, HostMemory
 from osdp.hardware.this_machine import measure_probe, measured_here, processor_of
 from osdp.profiling.device_memory import MemoryProbe
 from osdp.profiling.machine_speed import (
@@ -28,6 +28,7 @@ from osdp.profiling.machine_speed import (
     device_memory,
     lane_of,
     measure_collectives,
+    measure_host_memory,
     measure_optimizer,
     measure_rates,
 )
@@ -151,12 +152,17 @@ def _profile(
         with generators_kept(device), torch.enable_grad():
             rates = {name: 1 / rate for name, rate in measure_rates(device, seconds * 0.1).items()}
             optimizer_s = measure_optimizer(device, seconds * 0.1)
-        return {**rates, "optimizer": optimizer_s, "product": product_s, "copy": copy_s}
+            host = measure_host_memory(device, seconds * 0.1)
+        return {**rates, **host, "optimizer": optimizer_s, "product": product_s, "copy": copy_s}
 
     begin("timing matrix products and the optimizer")
     local = _mean(ranks, each(ranks, "timing matrix products and the optimizer", measure_locally))
     optimizer_s_per_byte = local.pop("optimizer")
     here = measured_here(device, local.pop("product"), local.pop("copy"))
+    host_memory = None
+    if "host optimizer" in local:
+        copied = Collective(local.pop("host copy"), local.pop("host copied byte"))
+        host_memory = HostMemory(copied, local.pop("host optimizer"))
     rates = {dtype: 1 / seconds_per_flop for dtype, seconds_per_flop in local.items()}
     gamma = Gamma({}, {}, {})
     if real:
@@ -203,6 +209,7 @@ def _profile(
         gamma_fixed_s=gamma.fixed_s,
         recompute_s=gamma.forward_s,
         device_memory=memory,
+        host_memory=host_memory,
         measured=here,
     )
     trials: list[Trial] = []

@@ -1,5 +1,5 @@
 """CPU offload: shards, their gradients and the optimizer's state are kept in host memory; gathered parameters
-are not.
+are not. Those of all operators with `cpu_offload=True`, else of those that the plan offloads (`FULL_SHARD_OFFLOAD`).
 
 The device then holds only the parameters in use and those that are not sharded. Each gather first copies this
 rank's rows to the device, and each reduction copies the gradient's rows back
@@ -9,9 +9,12 @@ effect.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from osdp.errors import InvalidProblemError
+from osdp.plan.plan import Plan
 
 HOST = torch.device("cpu")
 
@@ -35,6 +38,22 @@ def wants_offload(given: object) -> bool:
             f"got {given!r}"
         )
     return name == "CPUOffloadPolicy"
+
+
+def offloads(plan: Plan) -> bool:
+    """Whether the plan offloads an operator."""
+    return any(choice.traits.on_host for choice in plan.choices.values())
+
+
+def offloaded_names(plan: Plan, names: Iterable[str], everything: bool, device: torch.device) -> set[str]:
+    """Of the model's parameters those whose shards rest in host memory, if they are sharded in one piece."""
+    planned = {
+        p.name
+        for operator in plan.description.operators
+        if operator.name in plan.choices and plan.choices[operator.name].traits.on_host
+        for p in operator.parameters
+    }
+    return {name for name in names if rests_apart(everything or name in planned, device)}
 
 
 def rests_apart(offload: bool, device: torch.device) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +16,9 @@ from osdp.plan.mixed_precision import MixedPrecision, parameter_dtypes
 from osdp.plan.plan import Plan
 from osdp.ranks.process_groups import LaneGroup, lane_group
 from osdp.ranks.rank_group import Together
-from osdp.sharding import cpu_offload as offload_module
 from osdp.sharding.consistency_check import agree
 from osdp.sharding.copies import CopiedRows, copyable
-from osdp.sharding.cpu_offload import wants_offload
+from osdp.sharding.cpu_offload import offloaded_names, offloads, wants_offload
 from osdp.sharding.dtensor_parameters import show_again, show_dtensors, shows_dtensors
 from osdp.sharding.hybrid_mesh import GroupLike, RankGrid, agreed_grid, model_ranks
 from osdp.sharding.materialize import Placing, keep_ties, survey
@@ -76,10 +75,10 @@ def fully_shard(
     buffers; no rank ever holds the full model (see meta_init.py). With `initialise=False` its values are NaN,
     to be loaded by `osdp.load` or `load_state_dict`; with None (as without a plan) that holds for what has no method to
     fill it, which is an error otherwise. If only rank 0 has values and the others are on the meta
-    device, they receive their rows from it. With `cpu_offload` (True, or FSDP1's and FSDP2's objects) shards,
-    their gradients and therefore the optimizer's state are kept in host memory; parameters that are not
-    sharded, and slices, stay on the device (see osdp/sharding/cpu_offload.py). `device_id`: the device to
-    train on, by default the model's (for the meta device: the current accelerator, if the process group
+    device, they receive their rows from it. Shards of operators that the plan offloads, their gradients and therefore the
+    optimizer's state are kept in host memory; with `cpu_offload` (True, or FSDP1's and FSDP2's objects) those of all
+    operators. Parameters that are not sharded, and slices, stay on the device (see osdp/sharding/cpu_offload.py).
+    `device_id`: the device to train on, by default the model's (for the meta device: the current accelerator, if the process group
     communicates on it).
 
     Parameters that torch's `parallelize_module` has divided over `mesh["tp"]` before are sharded over `mesh["dp"]`, the
@@ -146,11 +145,11 @@ def _fully_shard(
     together = Together(group, "osdp.fully_shard")
     keep_ties(model)
     error: Exception | None = None
-    offload = False
+    everything = False  # is offloaded
     policy: MixedPrecision | None = None
     try:
-        offload = wants_offload(cpu_offload)
-        moves = offload or device_id is not None
+        everything = wants_offload(cpu_offload)
+        moves = everything or offloads(plan) or device_id is not None
         check_layouts(model, group)
         check_plan_and_model(
             model,
@@ -167,24 +166,24 @@ def _fully_shard(
         error = caught
     number = agree(together, model, plan, error, policy, backend_memory)
     grid = agreed_grid(together, plan, grid, ranks_per_host)
-    place = survey(together, model, group, device_id, offload, initialise)
-    offload = offload_module.rests_apart(offload, place.device)
+    place = survey(together, model, group, device_id, everything or offloads(plan), initialise)
+    offloaded = offloaded_names(plan, dict(model.named_parameters()), everything, place.device)
     warn_of_another_machine(plan.hardware, place.device, together.world_size * _replica(plan))
     was = AsItWas(model)
     try:
         placing: Placing | None = None
-        if place.elsewhere or offload or (resharding is not None and resharding.parts):
+        if place.elsewhere or offloaded or (resharding is not None and resharding.parts):
             placing = Placing(model, together, place.device, param_init_fn, initialise, resharding)
         if resharding is not None:
             resharding.begin(plan, grid)
         runtime = _cut(
-            model, plan, number, together, grid, place.device, policy, placing, was, offload, backend_memory
+            model, plan, number, together, grid, place.device, policy, placing, was, offloaded, backend_memory
         )
         sharded = together.do(
             "sharding the model",
             lambda: _install(model, plan, runtime, group, place.device, grid, policy),
         )
-        sharded.offload, sharded.backend_memory = offload, backend_memory
+        sharded.offload, sharded.backend_memory = everything, backend_memory
         sharded.mesh = given if isinstance(given, DeviceMesh) else None
         make_meshes(sharded)
         if shows_dtensors(sharded.tree.known):  # of parts that were sharded before
@@ -250,7 +249,7 @@ def _shard_copy(model: nn.Module, source: Sharded, rows: CopiedRows) -> Sharded:
         policy,
         rows.of(model),
         AsItWas(model),
-        source.offload,
+        offloaded_names(plan, dict(model.named_parameters()), source.offload, device),
         source.backend_memory,
     )
     sharded = together.do(
@@ -275,7 +274,7 @@ def _cut(
     policy: MixedPrecision | None,
     placing: Placing | CopiedRows | None,
     was: AsItWas,
-    offload: bool,
+    offloaded: Collection[str],
     backend_memory: bool,
 ) -> _C.Runtime:
     """Replace parameters by this rank's part of rank 0's values. Collective; see Note [All or nothing]."""
@@ -296,7 +295,9 @@ def _cut(
 
     def runtime_of_parts() -> _C.Runtime:
         index = {name: i for i, name in enumerate(names)}
-        params = [_spec(n, p, splits.get(n), placing, dtypes, offload) for n, p in model.named_parameters()]
+        params = [
+            _spec(n, p, splits.get(n), placing, dtypes, n in offloaded) for n, p in model.named_parameters()
+        ]
         units = _units(plan, index, splits)
         was.runtime = _C.Runtime(
             lane.name, device, params, units, number, backend_memory=backend_memory, **parts

@@ -233,5 +233,7 @@ def _layouts(plan: Plan, grid: RankGrid | None) -> dict[str, object]:
             layout = None
         elif choice.traits.inside_hosts and grid is not None and len(grid.lines) > 1:
             layout = grid.lines
+        if choice.traits.on_host:
+            layout = ("host", layout)
         found |= {p.name: layout for p in operator.parameters}
     return found

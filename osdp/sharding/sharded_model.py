@@ -106,7 +106,7 @@ class Sharded:
         self.buffer_dtypes: dict[
             str, torch.dtype
         ] = {}  # of buffers that mixed precision has cast: what they were
-        self.offload = False  # whether shards rest in another memory than that of `device`
+        self.offload = False  # whether all shards were asked to rest in host memory (`cpu_offload`)
         self.backend_memory = False  # whether the process group's backend allocates what is gathered
         self.unsettled = ""  # why this rank's rows may become others at the first forward
         self.copied_in_no_sync: WeakSet[nn.Module] = WeakSet()  # copies of this model, made within no_sync

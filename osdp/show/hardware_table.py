@@ -51,6 +51,11 @@ def _rows(hardware: Hardware) -> list[tuple[str, str]]:
                 f"delays computation by {hardware.stolen_computation:.0%} of its time",
             )
         )
+    if (host := hardware.host_memory) is not None:
+        rate = f"{0.25e-9 / host.optimizer_s_per_byte:.3g}" if host.optimizer_s_per_byte else "any number of"
+        rows.append(
+            ("host memory", f"copies at {_link(host.copy)}; AdamW steps of {rate} 10^9 parameters/s a rank")
+        )
     if hardware.gamma_s:
         rows.append(
             (

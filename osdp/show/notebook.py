@@ -29,6 +29,8 @@ _MODE_COLORS = {
     "SHARD_GRAD_OP": "#b26a00",
     "FULL_SHARD": "#00688b",
     "HYBRID_SHARD": "#8e24aa",
+    "FULL_SHARD_OFFLOAD": "#3949ab",
+    "HYBRID_SHARD_OFFLOAD": "#c62828",
 }
 _MEMORY_COLORS = ("#4c78a8", "#9ecae9")
 _TIME_COLORS = ("#54a24b", "#b8a13a", "#e45756", "#4c78a8")

@@ -182,6 +182,7 @@ def _sum(
         communication_s=sum(p.communication_s for p in found),
         compute_s=sum(p.compute_s for p in found),
         reason=found[0].reason,
+        host_bytes=sum(p.host_bytes for p in found),
     )
 
 

@@ -21,6 +21,8 @@ MODE_STYLES = {
     "SHARD_GRAD_OP": "yellow",
     "FULL_SHARD": "cyan",
     "HYBRID_SHARD": "magenta",
+    "FULL_SHARD_OFFLOAD": "blue",
+    "HYBRID_SHARD_OFFLOAD": "red",
 }
 RECOMPUTED = {
     "hold": "recomputed, parameters held for it",
@@ -201,9 +203,11 @@ def memory_line(plan: Plan) -> str:
     """Peak and limit in words."""
     assert plan.predicted is not None
     peak, limit = plan.predicted.peak_memory_bytes, plan.memory_limit_bytes
+    on_host = sum(p.host_bytes for p in plan.predicted.operators.values())
+    beside = f", {format_bytes(on_host)} in host memory" if on_host else ""
     if not limit:
-        return f"{format_bytes(peak)} per rank, no limit"
-    return f"{format_bytes(peak)} of {format_bytes(limit)} per rank ({peak / limit:.0%})"
+        return f"{format_bytes(peak)} per rank, no limit{beside}"
+    return f"{format_bytes(peak)} of {format_bytes(limit)} per rank ({peak / limit:.0%}){beside}"
 
 
 def time_line(plan: Plan) -> str:

@@ -303,6 +303,12 @@ def offloaded(s: Setting) -> None:
     plan = plan_of(s, model)
     # Five: comparing replicas waits for the device in the first three.
     train(s, osdp.fully_shard(model, plan, device_id=s.device, cpu_offload=True), count=5)
+    model = s.model()
+    some = {name: osdp.Choice("FULL_SHARD_OFFLOAD") for name in list(plan.choices)[::2]}
+    model = osdp.fully_shard(model, plan.replace(some), device_id=s.device)
+    if s.device.type != "cpu" and s.world > 1:  # some rest on the host, the others on the device
+        assert {p.device.type for p in model.parameters()} == {"cpu", s.device.type}
+    train(s, model, count=5)
 
 
 @case

@@ -30,6 +30,8 @@ def positive_and_finite(hardware: Hardware) -> None:
     rates = {"float32": hardware.flops_per_s, **hardware.flops_per_s_by_dtype}
     assert {"float32", "bfloat16", "float16"} <= set(rates), rates
     figures = [*rates.values(), hardware.optimizer_s_per_byte, hardware.memory_bytes or 0]
+    assert hardware.host_memory is not None
+    figures += [hardware.host_memory.copy.beta_s_per_byte, hardware.host_memory.optimizer_s_per_byte]
     for link in (hardware.all_gather, hardware.reduce_scatter, hardware.all_reduce):
         if hardware.world_size == 1:  # nothing is sent
             continue

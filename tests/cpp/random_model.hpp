@@ -142,6 +142,15 @@ inline Request random_request(Random& r) {
   return request;
 }
 
+// Of some operators; on several hosts sharded over all of them, or inside each.
+inline void allow_offload(Random& dice, Request& request) {
+  request.device.host = {
+      {1e-9 * static_cast<double>(draw(dice, 0, 40)), 1e-10 * static_cast<double>(draw(dice, 0, 60))},
+      1e-10 * static_cast<double>(draw(dice, 0, 60))};
+  request.space.modes.push_back(Mode::FullShardOffload);
+  if (request.device.hosts > 1) request.space.modes.push_back(Mode::HybridShardOffload);
+}
+
 // Protocols of collectives, some of which are better for few bytes and some for many.
 inline std::vector<Protocol> random_protocols(Random& r) {
   std::vector<Protocol> found;

@@ -45,6 +45,7 @@ inline Request random_machine(Random& dice) {
     request.space.modes.push_back(Mode::HybridShard);
   }
   if (dice() % 2 == 0) request.device.protocols = random_protocols(dice);
+  if (dice() % 6 == 0) allow_offload(dice, request);
   return request;
 }
 

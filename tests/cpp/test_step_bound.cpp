@@ -67,7 +67,10 @@ void check_problem(Random& dice, Worst& worst) {
     const int64_t played = planner.player().play(step).step_ps, bound = step_ps(classes, decision, batch);
     CHECK(bound <= played);
     const bool tight = bound * 100 >= played * 99;
-    worst.plans += 1, worst.tight += tight, worst.staged += tight && request.space.stage.once();
+    // Of copies between host and device the bound leaves out those of backward's gathers.
+    const auto offloaded = [](const PlainPlan::Choice& c) { return traits(c.mode).on_host; };
+    if (std::none_of(plan.choices.begin(), plan.choices.end(), offloaded))
+      worst.plans += 1, worst.tight += tight, worst.staged += tight && request.space.stage.once();
     const auto phases = phase_bytes(planner.model(), request, classes, decision, batch);
     CHECK(*std::max_element(phases.begin(), phases.end()) <= planner.player().largest_peak(step));
   });

@@ -71,6 +71,38 @@ void units_pay_one_latency() {
   CHECK(s.units.empty() && s.buckets.empty());
 }
 
+// Rows are copied to the device before a gather, and the gradient to the host after its reduction: first the
+// sum so far from there, if there is one. The device holds neither in between.
+void offloaded_parts_rest_on_the_host() {
+  Model model;
+  model.operators = {linear(8, 10)};  // 88 floats, of which a rank has 22: 88 bytes
+  Request r = request(4);
+  r.device.host = {{5e-6, 1e-8}, 1e-7};
+  const std::vector<PlannedUnit> alone{{"it", {0}, {{0, 0}}, 1}};
+  const Step kept = step_of(model, r, plan_of(1, Mode::FullShard), alone, 1, {});
+  const Step s = step_of(model, r, plan_of(1, Mode::FullShardOffload), alone, 1, {});
+  constexpr int64_t copy = 5000000 + 88 * 10000;
+  CHECK_EQ(s.units[0].gather.alone_ps, kept.units[0].gather.alone_ps + copy);
+  CHECK_EQ(s.units[0].gather.transfer_ps, kept.units[0].gather.transfer_ps);
+  CHECK_EQ(s.units[0].reduce.alone_ps, kept.units[0].reduce.alone_ps + copy);
+  CHECK_EQ(s.units[0].further_ps, copy);
+  CHECK_EQ(s.optimizer_ps, 88 * 100000);
+  CHECK_EQ(kept.operators[0].resident_bytes, 3 * 88);  // AdamW
+  CHECK_EQ(s.operators[0].resident_bytes, 0);
+  CHECK_EQ(s.units[0].kept_gradient_bytes, 88);
+  CHECK_EQ(play(s).memory.back().bytes, 0);
+  PlainPlan twice = plan_of(1, Mode::FullShardOffload);
+  twice.batch.accumulation = 2;
+  const Step again = step_of(model, r, twice, alone, 1, {});
+  CHECK_EQ(play(again).memory.back().bytes, 0);
+  Step free = again;
+  free.units[0].further_ps = 0;
+  CHECK_EQ(play(again).step_ps, play(free).step_ps + copy);
+  const Candidate c = candidate_of(model.operators[0], r.device, r.space, Recompute::None,
+                                   Mode::FullShardOffload, 1, 1, Split::None);
+  CHECK_EQ(c.host_bytes, 4 * 88);
+}
+
 void slices_are_units() {
   Model model;
   model.operators = {linear(8, 10)};
@@ -268,6 +300,7 @@ void curve_stays_below_the_largest_peak() {
 
 int main() {
   units_pay_one_latency();
+  offloaded_parts_rest_on_the_host();
   slices_are_units();
   slices_in_16_bits_are_summed_in_float();
   replicated_slices_are_cast_one_at_a_time();

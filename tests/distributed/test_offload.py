@@ -27,11 +27,25 @@ def hybrid_too(description: osdp.ModelDescription) -> osdp.Plan:
     return plans.apart(plan.replace({"blocks.0.down": osdp.Choice("HYBRID_SHARD")}))
 
 
-def chosen(description: osdp.ModelDescription) -> dict[str, osdp.Plan]:
+def some(description: osdp.ModelDescription) -> osdp.Plan:
+    """Offloads some operators, over all ranks and inside hosts, beside others that stay on the device."""
+    choices = {
+        "embed": "FULL_SHARD_OFFLOAD",
+        "blocks.0.up": "HYBRID_SHARD_OFFLOAD",
+        "head": "FULL_SHARD_OFFLOAD",
+    }
+    plan = plans.mixture(description, 2).replace({name: osdp.Choice(mode) for name, mode in choices.items()})
+    return plans.apart(plan.replace(recompute={"blocks.0": "regather"}))
+
+
+def chosen(description: osdp.ModelDescription) -> dict[str, tuple[osdp.Plan, bool]]:
+    """Plans, and whether everything is offloaded; else what the plan says."""
     return {
-        "FULL_SHARD": plans.apart(osdp.Plan.uniform(description, "FULL_SHARD")),
-        "few units": osdp.Plan.uniform(description, "SHARD_GRAD_OP"),
-        "mixture": hybrid_too(description),
+        "FULL_SHARD": (plans.apart(osdp.Plan.uniform(description, "FULL_SHARD")), True),
+        "few units": (osdp.Plan.uniform(description, "SHARD_GRAD_OP"), True),
+        "mixture": (hybrid_too(description), True),
+        "some": (some(description), False),
+        "few units of the plan": (osdp.Plan.uniform(description, "FULL_SHARD_OFFLOAD"), False),
     }
 
 
@@ -39,9 +53,24 @@ def pairs(me: Member, **options):
     described = describe_once(
         blocks.workload(count=1).model(SEED, torch.float64), *blocks.workload().data(0, 2, torch.float64)[0]
     )
-    for name, plan in chosen(described).items():
+    for name, (plan, everything) in chosen(described).items():
         with naming(name):
-            yield Pair(me, blocks.workload(count=1), plan, ranks_per_host=2, cpu_offload=True, **options)
+            yield Pair(
+                me, blocks.workload(count=1), plan, ranks_per_host=2, cpu_offload=everything, **options
+            )
+
+
+def test_what_rests_in_host_memory():
+    """Beside an accelerator; on a CPU nothing, since it has no other memory."""
+    tokens = blocks.workload().data(0, 2, torch.float64)[0]
+    description = describe_once(blocks.workload(count=1).model(SEED, torch.float64), *tokens)
+    plan, names = some(description), [p.name for o in description.operators for p in o.parameters]
+    wanted = {n for n in names if n.split(".w")[0].split(".b")[0] in ("embed", "head") or ".up." in n}
+    gpu = torch.device("cuda", 0)
+    assert offload.offloads(plan) and not offload.offloads(osdp.Plan.uniform(description))
+    assert offload.offloaded_names(plan, names, False, gpu) == wanted
+    assert offload.offloaded_names(plan, names, True, gpu) == set(names)
+    assert offload.offloaded_names(plan, names, True, offload.HOST) == set()
 
 
 @pytest.mark.parametrize(

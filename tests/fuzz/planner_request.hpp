@@ -144,6 +144,11 @@ inline Request draw_request(Draws& d) {
   if (!r.paper() && !d.flip(3)) {  // the objective is a bound
     r.space.shares = StepShares{d.number(0, 1024), d.number(0, 1024)};
   }
+  if (d.flip(3)) {
+    r.device.host = {{d.real(1e-9, 40), d.real(1e-10, 30)}, d.real(1e-11, 200)};
+    r.space.modes.push_back(Mode::FullShardOffload);
+    if (d.flip()) r.space.modes.push_back(Mode::HybridShardOffload);
+  }
   return r;
 }
 
@@ -160,6 +165,8 @@ inline PlainPlan draw_plan(Draws& d, const Model& model) {
   }
   for (size_t b = 0; b < model.blocks.size() + d.flip(50); ++b)
     plan.blocks.push_back(static_cast<Recompute>(d.code(2)));
+  for (PlainPlan::Choice& c : plan.choices)
+    if (c.mode == Mode::FullShard && c.granularity == 1 && d.flip(4)) c.mode = Mode::FullShardOffload;
   return plan;
 }
 

@@ -82,18 +82,21 @@ void bind_request(py::module_& m) {
            "algorithm"_a, "base_s"_a, "inner_hop_s"_a, "outer_hop_s"_a, "bandwidth_share"_a,
            "most_bytes_per_s"_a);
   py::class_<Device>(m, "Device")
-      .def(py::init([](int64_t ranks, int64_t hosts, Collective all_gather, Collective reduce_scatter,
-                       Collective all_reduce, Collective between_hosts, double exposed,
-                       double optimizer_s_per_byte, double recompute_slowdown,
-                       std::vector<Protocol> protocols) {
-             Device d{ranks,         hosts,   all_gather,           reduce_scatter,    all_reduce,
-                      between_hosts, exposed, optimizer_s_per_byte, recompute_slowdown};
-             d.protocols = std::move(protocols);
-             return d;
-           }),
-           py::kw_only(), "ranks"_a, "hosts"_a, "all_gather"_a, "reduce_scatter"_a, "all_reduce"_a,
-           "between_hosts"_a, "exposed"_a, "optimizer_s_per_byte"_a, "recompute_slowdown"_a,
-           "protocols"_a = std::vector<Protocol>());
+      .def(
+          py::init([](int64_t ranks, int64_t hosts, Collective all_gather, Collective reduce_scatter,
+                      Collective all_reduce, Collective between_hosts, double exposed,
+                      double optimizer_s_per_byte, double recompute_slowdown, std::vector<Protocol> protocols,
+                      Collective host_copy, double host_optimizer_s_per_byte) {
+            Device d{ranks,         hosts,   all_gather,           reduce_scatter,    all_reduce,
+                     between_hosts, exposed, optimizer_s_per_byte, recompute_slowdown};
+            d.protocols = std::move(protocols);
+            d.host = {host_copy, host_optimizer_s_per_byte};
+            return d;
+          }),
+          py::kw_only(), "ranks"_a, "hosts"_a, "all_gather"_a, "reduce_scatter"_a, "all_reduce"_a,
+          "between_hosts"_a, "exposed"_a, "optimizer_s_per_byte"_a, "recompute_slowdown"_a,
+          "protocols"_a = std::vector<Protocol>(), "host_copy"_a = Collective{},
+          "host_optimizer_s_per_byte"_a = 0.0);
   py::class_<Batch>(m, "Batch", "Samples per rank, and how many such micro-batches make a step.")
       .def(py::init([](int64_t size, int64_t accumulation) { return Batch{size, accumulation}; }), "size"_a,
            "accumulation"_a = 1)
@@ -171,7 +174,8 @@ void bind_plan(py::module_& m) {
       .def_readonly("held_bytes", &Candidate::held_bytes)
       .def_readonly("transient_bytes", &Candidate::transient_bytes)
       .def_readonly("communication_ps", &Candidate::communication_ps)
-      .def_readonly("optimizer_ps", &Candidate::optimizer_ps);
+      .def_readonly("optimizer_ps", &Candidate::optimizer_ps)
+      .def_readonly("host_bytes", &Candidate::host_bytes);
 }
 
 }  // namespace
@@ -186,7 +190,8 @@ void bind_problem(py::module_& m) {
       .def_readonly("sharded", &osdp::ModeTraits::sharded)
       .def_readonly("kept", &osdp::ModeTraits::kept)
       .def_readonly("inside_hosts", &osdp::ModeTraits::inside_hosts)
-      .def_readonly("sliced", &osdp::ModeTraits::sliced);
+      .def_readonly("sliced", &osdp::ModeTraits::sliced)
+      .def_readonly("on_host", &osdp::ModeTraits::on_host);
   m.def("slices_fit", &osdp::slices_fit, "length"_a, "granularity"_a, "by_rows"_a,
         "Whether a dimension of that length can be cut into `granularity` slices. `by_rows`: of the weight "
         "as it "

@@ -129,10 +129,29 @@ class Bound {
       seconds += static_cast<double>(at_.forward_gathers) * in_forward(shared) +
                  (again ? 2 : 1) * in_backward(Kind::Gather, shared);
     }
+    if (traits(mode).on_host) seconds += copy_in_forward(mode) + copy_of_gradient(mode);
     if (at_.first)
       seconds += alone(forward_share(), Kind::Gather, gathered) + last(reduced) +
                  alone(backward_share(), Kind::Average, averaged);
     return seconds;
+  }
+
+  // Between host and device, of what a rank holds; the lane waits for them.
+  template <typename Which>
+  Seconds copy_of(Mode mode, const Which& which) const {
+    int64_t bytes = 0;
+    for (const Tensor& t : op_.tensors) {
+      const int64_t ranks = traits(mode).inside_hosts ? device_.ranks / device_.hosts : device_.ranks;
+      if (t.shardable && which(t)) bytes += (t.rows / ranks + (t.rows % ranks != 0)) * t.row_bytes;
+    }
+    return {0, device_.host.copy.beta_s_per_byte * static_cast<double>(bytes)};
+  }
+  double copy_in_forward(Mode mode) const {  // of one gather: others may be saved
+    return in_forward(copy_of(mode, [](const Tensor&) { return true; }));
+  }
+  double copy_of_gradient(Mode mode) const {  // of an average's lane nothing counts
+    const auto kind = traits(mode).inside_hosts ? Kind::Average : Kind::Reduction;
+    return in_backward(kind, copy_of(mode, [](const Tensor& t) { return t.trainable; }));
   }
 
   double in_slices(const PlainPlan::Choice& c) const {

@@ -18,6 +18,7 @@ using Choice = PlainPlan::Choice;
 int64_t divided(int64_t n, int64_t by) { return n / by + (n % by != 0); }
 
 bool allows(const Request& request, Mode mode) {
+  if (traits(mode).on_host && request.space.cost == Cost::Paper) return false;
   const auto& modes = request.space.modes;
   return std::find(modes.begin(), modes.end(), mode) != modes.end();
 }
@@ -36,12 +37,13 @@ class Columns {
   OptionCost cost() const {
     OptionCost c;
     c.choice = choice_;
-    c.state_bytes = sum([&](const Tensor& t) { return state(t) + working_copy(t); });
+    c.state_bytes = sum([&](const Tensor& t) { return offloaded(t) ? 0 : state(t) + working_copy(t); });
     if (paper()) {
       c.micro_batch = StepShares::kWhole * static_cast<int128>(rounded_ps(paper_s(), op_.name));
       return c;
     }
-    c.gradient_bytes = updated() - not_yet_cast();
+    const int64_t away = updated_on_host();
+    c.gradient_bytes = updated() - away - not_yet_cast();
     c.state_bytes -= not_yet_cast();
     c.own_phase_bytes = own_phase();
     c.summed_bytes = summed_in_place();
@@ -56,7 +58,9 @@ class Columns {
         c.gradient_bytes += more, c.kept_bytes = 0;
       }
     }
-    c.optimizer_ps = rounded_ps(static_cast<double>(updated()) * device_.optimizer_s_per_byte, op_.name);
+    const double on_device = static_cast<double>(updated() - away) * device_.optimizer_s_per_byte;
+    const double on_host = static_cast<double>(away) * device_.host.optimizer_s_per_byte;
+    c.optimizer_ps = rounded_ps(on_device + on_host, op_.name);
     c.micro_batch = bound_cost(op_, request_, recompute_, choice_);
     return c;
   }
@@ -125,6 +129,12 @@ class Columns {
   // Bytes of the parameters whose gradients this rank keeps.
   int64_t updated() const {
     return sum_trained([&](const Tensor& t) { return on_rank(t); });
+  }
+
+  // Whether this rank's part of it rests in host memory.
+  bool offloaded(const Tensor& t) const { return traits(choice_.mode).on_host && t.shardable; }
+  int64_t updated_on_host() const {
+    return sum_trained([&](const Tensor& t) { return offloaded(t) ? on_rank(t) : 0; });
   }
 
   // In a stage of a pipeline, from the first micro-batch to the last.

@@ -61,16 +61,17 @@ class Pricer {
     const bool kept = traits(mode).kept;
     const int64_t inside = traits(mode).inside_hosts ? device_.ranks / device_.hosts : device_.ranks;
     const int64_t updated = add_sharded(c, inside);
+    const Offloaded away = traits(mode).on_host ? offload(c, inside) : Offloaded{};
     // Tied parameters, and those of a module that is called several times, stay gathered by themselves.
     if (kept || !again()) (kept ? c.gathered_bytes : c.held_bytes) = compute_bytes_;
     const double times = kept ? 1 : gathers();
-    double seconds = times * collectives_.gather(mode).seconds(compute_bytes_);
+    double seconds = times * (collectives_.gather(mode).seconds(compute_bytes_) + copy_s(away.rows));
     if (reduce_bytes_ > 0) {
       double reduction = collectives_.reduce(mode).seconds(reduce_bytes_);
       if (traits(mode).inside_hosts) reduction += collectives_.average().seconds(reduce_bytes_);
-      seconds += reduction;
+      seconds += reduction + copy_s(away.updated);
     }
-    if (!kept_throughout(mode)) return finish(c, seconds, updated);
+    if (!kept_throughout(mode)) return finish(c, seconds, updated - away.updated, away.updated);
     const int64_t sum = full_gradient_bytes_;  // beside the part, which is there from the first backward on
     if (between_first_and_last()) {
       c.gathered_bytes -= compute_bytes_;
@@ -183,14 +184,39 @@ class Pricer {
     return updated;
   }
 
-  Candidate finish(Candidate c, double communication_s, int64_t updated_bytes) const {
+  // What rests in host memory, of a rank's bytes: rows, and those of them that are trained.
+  struct Offloaded {
+    int64_t rows = 0, updated = 0;
+  };
+  // Moves the state of what is sharded to the host.
+  Offloaded offload(Candidate& c, int64_t ranks) const {
+    Offloaded away;
+    for (const Tensor& t : op_.tensors) {
+      if (!t.shardable) continue;
+      const int64_t bytes = held(t, ranks);
+      away.rows += bytes, c.host_bytes += state(t, bytes);
+      if (t.trainable) away.updated += bytes;
+    }
+    c.state_bytes -= c.host_bytes, c.gradient_bytes -= away.updated;
+    return away;
+  }
+  double copy_s(int64_t bytes) const {
+    const Collective& copy = device_.host.copy;
+    return bytes == 0 ? 0 : copy.alpha_s + static_cast<double>(bytes) * copy.beta_s_per_byte;
+  }
+
+  // `updated_bytes`: on the device, and on the host.
+  Candidate finish(Candidate c, double communication_s, int64_t updated_bytes,
+                   int64_t updated_on_host = 0) const {
     c.communication_ps =
         picoseconds(paper() ? communication_s : communication_s * device_.exposed, "operator", op_.name);
     if (paper()) {
       c.transient_bytes = 0;
     } else {
-      c.optimizer_ps = picoseconds(static_cast<double>(updated_bytes) * device_.optimizer_s_per_byte,
-                                   "operator", op_.name);
+      c.optimizer_ps =
+          picoseconds(static_cast<double>(updated_bytes) * device_.optimizer_s_per_byte +
+                          static_cast<double>(updated_on_host) * device_.host.optimizer_s_per_byte,
+                      "operator", op_.name);
     }
     if (space_.shares && !paper()) c.communication_ps = step_bound_ps(op_, device_, space_, recompute_, c);
     return !in_phases_ || paper() || sum_is_peak() ? c : certain(c);
@@ -293,7 +319,8 @@ bool is_whole(const Operator& op, const Device& device) {
 Mode over_all_ranks(Mode mode) {
   if (!traits(mode).inside_hosts) return mode;
   for (const ModeTraits& m : kModes)
-    if (m.sharded && !m.inside_hosts && m.kept == traits(mode).kept) return m.mode;
+    if (m.sharded && !m.inside_hosts && m.kept == traits(mode).kept && m.on_host == traits(mode).on_host)
+      return m.mode;
   return mode;
 }
 
@@ -325,6 +352,7 @@ std::vector<Candidate> every_candidate(const Operator& op, const Device& device,
   const bool alone = is_whole(op, device);
   std::vector<Candidate> found;
   const auto allowed = [&](Mode m) {
+    if (space.cost == Cost::Paper && traits(m).on_host) return false;  // it knows no host memory
     return std::find(space.modes.begin(), space.modes.end(), m) != space.modes.end();
   };
   if (allowed(Mode::NoShard) || alone) found.push_back(price.no_shard());

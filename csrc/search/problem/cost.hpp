@@ -39,6 +39,7 @@ struct Candidate {
   int64_t transient_bytes = 0;   // the largest full tensor that exists only while it is used
   int64_t communication_ps = 0;  // per micro-batch, including the overhead of slices
   int64_t optimizer_ps = 0;      // per step
+  int64_t host_bytes = 0;  // parameters, gradients and optimizer state in host memory: of offloaded ones
 };
 
 // All candidates of an operator with parameters, NO_SHARD first. Throws InvalidProblem naming the operator.

@@ -33,6 +33,12 @@ struct Protocol {
 };
 inline constexpr size_t kMostProtocols = 8;
 
+// The host's memory, where the parts of operators rest that are offloaded. All ranks copy at the same time.
+struct HostMemory {
+  Collective copy;                  // of one rank, to or from its device: alpha + bytes beta
+  double optimizer_s_per_byte = 0;  // of a step on the host, per byte of parameters that a rank updates
+};
+
 // `hosts` hosts with ranks / hosts ranks each. A ring over all ranks runs at the speed of its slowest link,
 // the one between hosts; a ring inside a host uses the parameters of all_gather, reduce_scatter and
 // all_reduce alone.
@@ -46,6 +52,7 @@ struct Device {
   double stolen = 0;  // seconds of computation lost per second of transfer beside it: simulate/simulate.hpp
   // At most kMostProtocols, a ring among them. None: all hops of a ring take what the slowest takes.
   std::vector<Protocol> protocols;
+  HostMemory host;
 };
 
 // Shares of the compute form in the bounds of forward and of backward, in 1024ths; the rest is that of the

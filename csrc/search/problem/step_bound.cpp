@@ -235,6 +235,7 @@ class OptionBound {
       sum += f.exposed(in_unit(gather)) * (forwards - (at_.first ? 1 : 0)) +
              b.exposed(in_unit(gather)) * backwards;
     sum += b.of_reduction(in_unit(reduce)) + b.of_average(in_unit(average));
+    if (traits(mode).on_host) sum += copies(mode);
     if (at_.first) {
       // Where others of its unit may count what they wait for, each has its part of the latency.
       const bool others_wait = space_.gather.most < kLargestSum;
@@ -242,6 +243,24 @@ class OptionBound {
              b.alone(average, b.averages_steal);
     }
     return sum;
+  }
+
+  // Of an offloaded operator's rows for one gather in forward, and of its gradient after the reduction, which
+  // is on the other lane where it is averaged between hosts. Other gathers may be saved.
+  double copies(Mode mode) const {
+    const int64_t ranks = device_.ranks / (traits(mode).inside_hosts ? device_.hosts : 1);
+    int64_t rows = 0, trained = 0;
+    for (const Tensor& t : op_.tensors) {
+      if (!t.shardable) continue;
+      const int64_t part = (t.rows + ranks - 1) / ranks * t.row_bytes;
+      rows += part;
+      if (t.trainable) trained += part;
+    }
+    const auto copy = [&](int64_t bytes) {
+      return Transfer{0, static_cast<double>(bytes) * device_.host.copy.beta_s_per_byte};
+    };
+    return halves_.forward.of(copy(rows)) +
+           (traits(mode).inside_hosts ? 0 : halves_.backward.of_reduction(copy(trained)));
   }
 
   double sliced(const Candidate& c) const {

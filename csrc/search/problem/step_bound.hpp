@@ -28,6 +28,9 @@
 //               So are neighbours that exceed it together: Note [Neighbours].
 //               While such a slice is computed, the lane has nothing to transfer, which counts in the lane
 //               form: what Space::of_sizes compute at least.
+//   host        An offloaded operator's rows are copied to the device before each gather, and its gradient to
+//               the host after its reduction: waits of the lane, as latencies are. Counted are those of
+//               one gather in forward, and of reductions that are not averaged between hosts.
 //   stages      In a stage of a pipeline, what is communicated once a step counts a part of it in every
 //               micro-batch, which is as much in the sum over them.
 //   lanes       Reductions between hosts have their own lane and are left out of the lane form. With separate

@@ -145,6 +145,8 @@ void validate(const Device& device) {
   if (!(device.exposed >= 0 && device.exposed <= 1e6))
     throw InvalidProblem("exposed communication is " + std::to_string(device.exposed));
   seconds(device.optimizer_s_per_byte, "the optimizer's time for a byte");
+  validate(device.host.copy, "copies to and from host memory");
+  seconds(device.host.optimizer_s_per_byte, "the optimizer's time for a byte in host memory");
 }
 
 void validate(const Space& space) {

@@ -23,13 +23,15 @@ struct ReductionMemory {
 // `adds`: to the gradient of earlier micro-batches. A slice's mean is added to the split weight's gradient.
 inline ReductionMemory memory_of(const StepUnit& unit, bool adds, bool enqueue) {
   const bool added = adds || unit.slice;  // the means are freed
-  const int64_t kept = added ? 0 : unit.kept_gradient_bytes, cast = added ? 0 : unit.cast_bytes;
+  const int64_t kept = added ? 0 : unit.kept_gradient_bytes - unit.host_gradient_bytes;
+  const int64_t cast = added ? 0 : unit.cast_bytes, brought = adds ? unit.host_gradient_bytes : 0;
   if (enqueue || unit.average.alone_ps > 0) {
-    return {unit.kept_gradient_bytes, std::max(unit.copied_bytes, unit.mean_bytes),
+    return {unit.kept_gradient_bytes, std::max({unit.copied_bytes, unit.mean_bytes, brought}),
             kept - unit.kept_gradient_bytes - unit.gradient_bytes};
   }
   const int64_t means = unit.kept_gradient_bytes - unit.cast_bytes + unit.mean_bytes;
-  return {means, std::max(unit.copied_bytes, cast - unit.gradient_bytes), kept - means - unit.gradient_bytes};
+  return {means, std::max(unit.copied_bytes, std::max(cast, brought) - unit.gradient_bytes),
+          kept - means - unit.gradient_bytes};
 }
 
 // The memory of a bucket's all-reduce: from its begin on, for a moment at its begin, and until its end.

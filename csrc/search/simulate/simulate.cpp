@@ -172,7 +172,9 @@ class Player {
     leaving_bytes_ += u.full_bytes;
     ReductionMemory m = memory_of(u, i.adds, step_.lanes.enqueue);
     if (step_.lanes.enqueue) reduced_bytes_ -= std::exchange(m.ends, 0);
-    submit(reductions_, {StepEvent::Kind::Reduce, i.phase, i.what}, u.reduce, m.begins, m.ends, m.copied);
+    LaneTime time = u.reduce;
+    if (i.adds) time.alone_ps += u.further_ps, time.beside_ps += u.further_ps;
+    submit(reductions_, {StepEvent::Kind::Reduce, i.phase, i.what}, time, m.begins, m.ends, m.copied);
     last_reduction_ = reductions_.tasks.size();
     return true;
   }

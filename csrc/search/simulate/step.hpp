@@ -92,6 +92,9 @@ struct StepUnit {
   // the reduction, where it is kept in another one, and what is made of it, which is part of
   // kept_gradient_bytes.
   int64_t mean_bytes = 0, cast_bytes = 0;
+  // Offloaded: the part of kept_gradient_bytes that is on the device only while it is reduced. A further
+  // micro-batch's reduction first copies the sum so far from the host, which takes `further_ps` more.
+  int64_t host_gradient_bytes = 0, further_ps = 0;
 };
 
 // Gradients of replicated parameters, all-reduced together when the last is complete.

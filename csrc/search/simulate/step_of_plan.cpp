@@ -33,13 +33,19 @@ std::vector<bool> bare_ends(const Model& model) {
 // Durations of the units' collectives, alone on their lane.
 class Links {
  public:
-  Links(const Device& device, const Collective& delay) : collectives_(device), delay_(delay) {}
+  Links(const Device& device, const Collective& delay)
+      : collectives_(device), copy_(device.host.copy), delay_(delay) {}
 
   LaneTime gather(int64_t bytes, Mode mode) const { return time(collectives_.gather(mode), bytes); }
   LaneTime reduce(int64_t bytes, Mode mode) const { return time(collectives_.reduce(mode), bytes); }
   LaneTime all_reduce(int64_t bytes) const { return time(collectives_.all_reduce(), bytes); }
   LaneTime average(int64_t bytes, Mode mode) const {
     return traits(mode).inside_hosts ? time(collectives_.average(), bytes) : LaneTime{};
+  }
+  // To or from host memory.
+  int64_t copy_ps(int64_t bytes) const {
+    const double seconds = copy_.alpha_s + static_cast<double>(bytes) * copy_.beta_s_per_byte;
+    return bytes == 0 ? 0 : picoseconds(seconds, "a copy");
   }
 
  private:
@@ -53,7 +59,7 @@ class Links {
   }
 
   const Collectives collectives_;
-  const Collective delay_;
+  const Collective copy_, delay_;
 };
 
 class Builder {
@@ -258,7 +264,9 @@ class Builder {
       if (o.whole_gradient_bytes == 0) o.full_gradient_bytes = gradients;
       made += o.full_gradient_bytes;
     }
-    if (std::max({all, sent, made, kept, copies, packed, means, cast}) > kLargestSum)
+    const Offloaded away = offloaded(unit.operators, mode);
+    kept += away.trained, packed += away.brought;
+    if (std::max({away.rows, all, sent, made, kept, copies, packed, means, cast}) > kLargestSum)
       throw InvalidProblem("unit '" + unit.name + "': more than 2^61 bytes");
     if (mode == Mode::NoShard) return add_bucket(std::move(unit.name), std::move(unit.operators));
     StepUnit& u = step_.units.emplace_back();
@@ -279,6 +287,38 @@ class Builder {
     u.packed_bytes = static_cast<int64_t>(packed);
     u.frozen_part = trained < tensors;
     u.once = u.keeps && request_.space.stage.once();
+    if (traits(mode).on_host) add_copies(u, away, traits(mode).inside_hosts);
+  }
+
+  // What a rank has of a unit in host memory: rows, those of them that are trained, and those that are
+  // brought to the device in another dtype than they are gathered in.
+  struct Offloaded {
+    int128 rows = 0, trained = 0, brought = 0;
+  };
+  Offloaded offloaded(const std::vector<int>& members, Mode mode) const {
+    Offloaded away;
+    if (!traits(mode).on_host) return away;
+    const int64_t ranks = ranks_that_share(mode);
+    for (int i : members)
+      for (const Tensor& t : model_.operators[i].tensors) {
+        if (!t.shardable) continue;
+        const int128 part = static_cast<int128>((t.rows + ranks - 1) / ranks) * t.row_bytes;
+        away.rows += part;
+        if (t.trainable) away.trained += part;
+        if (t.compute_bytes() != t.bytes()) away.brought += part;
+      }
+    return away;
+  }
+
+  // A gather begins with the copy of this rank's rows from the host, and the last of the reductions ends with
+  // that of the gradient's to it. Copies are waits of the lane: they use another link than collectives do,
+  // and take nothing from computation.
+  void add_copies(StepUnit& u, const Offloaded& away, bool averaged) const {
+    const auto longer = [](LaneTime& time, int64_t ps) { time.alone_ps += ps, time.beside_ps += ps; };
+    u.host_gradient_bytes = static_cast<int64_t>(away.trained);
+    u.further_ps = links_.copy_ps(u.host_gradient_bytes);
+    longer(u.gather, links_.copy_ps(static_cast<int64_t>(away.rows)));
+    longer(averaged ? u.average : u.reduce, u.further_ps);
   }
 
   // The bytes of the gradient of `t`, or of a slice of it with so many `rows` and bytes, that are copied to

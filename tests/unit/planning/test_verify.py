@@ -15,7 +15,7 @@ import pytest
 
 import osdp
 from osdp.description.model_description import Kernel, Parameter
-from osdp.hardware.hardware import Collective, DeviceMemory, KernelRates, Measured, Protocol
+from osdp.hardware.hardware import Collective, DeviceMemory, HostMemory, KernelRates, Measured, Protocol
 from osdp.plan.choice import MODES, RECOMPUTE, SPLITS
 from osdp.plan.plan import Plan
 from osdp.plan.precisions import PRECISIONS
@@ -120,6 +120,9 @@ INPUTS = (
     "hardware.between_hosts.beta_s_per_byte",
     "hardware.flops_per_s",
     "hardware.optimizer_s_per_byte",
+    "hardware.host_memory.copy.alpha_s",
+    "hardware.host_memory.copy.beta_s_per_byte",
+    "hardware.host_memory.optimizer_s_per_byte",
     "hardware.exposed_communication",
     "hardware.gamma_s.*",
     "hardware.gamma_fixed_s.*",
@@ -267,6 +270,11 @@ def plans() -> dict[str, Plan]:
             gpt(1, 64), memory="6MiB", world_size=8, hosts=2, batch_size=2,
             hardware=machine(8, protocols=(RING, MANY, TREE)),
         ),
+        "offloaded": osdp.search(
+            gpt(2, 128), memory="5MiB", world_size=4, batch_size=2,
+            hardware=machine(4, host_memory=HostMemory(Collective(1e-5, 1e-10), 1e-9)),
+            modes=("FULL_SHARD", "FULL_SHARD_OFFLOAD"),
+        ),
         "paper": osdp.search(small, memory=2 * least, world_size=4, hardware=hardware, cost="paper", batch_size=1),
         "stage": osdp.search(
             gpt(4, 64), memory="3MiB", world_size=8, hardware=machine(8, device_memory=DeviceMemory(0, 1024)),
@@ -279,6 +287,7 @@ def plans() -> dict[str, Plan]:
     assert found["tight"].recompute and found["tight"].price_of_memory_s_per_byte > 0
     assert found["accumulating"].accumulation > 1
     assert any(c.mode == "HYBRID_SHARD" for c in found["hosts"].choices.values())
+    assert {c.mode for c in found["offloaded"].choices.values()} == {"FULL_SHARD", "FULL_SHARD_OFFLOAD"}
     return found
 
 

@@ -77,6 +77,8 @@ class ModeTraits:
     @property
     def kept(self) -> bool: ...
     @property
+    def on_host(self) -> bool: ...
+    @property
     def sharded(self) -> bool: ...
     @property
     def sliced(self) -> bool: ...
@@ -254,6 +256,8 @@ class Device:
         optimizer_s_per_byte: typing.SupportsFloat | typing.SupportsIndex,
         recompute_slowdown: typing.SupportsFloat | typing.SupportsIndex,
         protocols: collections.abc.Sequence[Protocol] = [],
+        host_copy: Collective = ...,
+        host_optimizer_s_per_byte: typing.SupportsFloat | typing.SupportsIndex = 0.0,
     ) -> None: ...
 
 class Batch:
@@ -370,6 +374,8 @@ class Candidate:
     def gradient_bytes(self) -> int: ...
     @property
     def held_bytes(self) -> int: ...
+    @property
+    def host_bytes(self) -> int: ...
     @property
     def optimizer_ps(self) -> int: ...
     @property
@@ -906,7 +912,14 @@ def traits(mode: str) -> ModeTraits:
 
 ALGORITHMS: tuple = ("ring", "tree", "in-switch")
 DEFAULT_TIME_LIMIT_S: float = 10.0
-MODES: tuple = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD")
+MODES: tuple = (
+    "NO_SHARD",
+    "SHARD_GRAD_OP",
+    "FULL_SHARD",
+    "HYBRID_SHARD",
+    "FULL_SHARD_OFFLOAD",
+    "HYBRID_SHARD_OFFLOAD",
+)
 MOST_BATCH: int = 65536
 OBJECTIVES: tuple = ("throughput", "memory", "batch")
 RECOMPUTES: tuple = ("none", "hold", "regather")

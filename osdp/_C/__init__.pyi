@@ -199,10 +199,16 @@ class Mode:
       FULL_SHARD
 
       HYBRID_SHARD
+
+      FULL_SHARD_OFFLOAD
+
+      HYBRID_SHARD_OFFLOAD
     """
 
     FULL_SHARD: typing.ClassVar[Mode]
+    FULL_SHARD_OFFLOAD: typing.ClassVar[Mode]
     HYBRID_SHARD: typing.ClassVar[Mode]
+    HYBRID_SHARD_OFFLOAD: typing.ClassVar[Mode]
     NO_SHARD: typing.ClassVar[Mode]
     SHARD_GRAD_OP: typing.ClassVar[Mode]
     __members__: typing.ClassVar[dict[str, Mode]]

@@ -78,8 +78,8 @@ def fully_shard(
     device, they receive their rows from it. Shards of operators that the plan offloads, their gradients and therefore the
     optimizer's state are kept in host memory; with `cpu_offload` (True, or FSDP1's and FSDP2's objects) those of all
     operators. Parameters that are not sharded, and slices, stay on the device (see osdp/sharding/cpu_offload.py).
-    `device_id`: the device to train on, by default the model's (for the meta device: the current accelerator, if the process group
-    communicates on it).
+    `device_id`: the device to train on, by default the model's (for the meta device: the current accelerator, if the process
+    group communicates on it).
 
     Parameters that torch's `parallelize_module` has divided over `mesh["tp"]` before are sharded over `mesh["dp"]`, the
     `device_mesh` here: this rank's part of them is. Modules find DTensors in forward and backward, and state dicts have

@@ -16,6 +16,7 @@ from osdp.hardware.hardware import DeviceMemory, Hardware
 
 SIDE, LAYERS = 512, 6
 MATRIX = 4 * SIDE * SIDE
+OFFLOAD = "FULL_SHARD_OFFLOAD"
 MEMORY: dict[str, Callable[[Setting], None]] = {}
 
 
@@ -85,7 +86,9 @@ def searched(
         assert plan.predicted is not None and plan.accumulation == micro_batches
         options = of_the_group(s, GROUPS if of_group else {})
         with s.counting():
-            model = osdp.fully_shard(model.to(s.device), plan, **options)
+            if mode != OFFLOAD:  # else one parameter after another
+                model = model.to(s.device)
+            model = osdp.fully_shard(model, plan, device_id=s.device, **options)
             optimizer = sgd(model.parameters())
             x = torch.randn(2, SIDE, generator=torch.Generator().manual_seed(s.rank)).to(s.device)
             for _ in range(3):
@@ -117,6 +120,8 @@ MEMORY |= {
     "memory searched, accumulated": searched("FULL_SHARD", 3),
     "memory searched, bf16": searched("FULL_SHARD", 3, precision="bf16"),
     "memory searched, of the group": searched("FULL_SHARD", of_group=True),
+    "memory searched, offloaded, accumulated": searched(OFFLOAD, 3),
+    "memory searched, offloaded, bf16, accumulated": searched(OFFLOAD, 3, precision="bf16"),
     "memory searched, whole, bf16": searched("NO_SHARD", precision="bf16"),
     "memory searched, whole, bf16, accumulated": searched("NO_SHARD", 3, precision="bf16"),
     "memory searched, whole, wide": searched("NO_SHARD", precision="bf16-reduce-fp32"),

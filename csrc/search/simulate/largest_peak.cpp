@@ -131,8 +131,9 @@ class Walker {
   void gather(int unit) {
     Unit& u = units_[unit];
     if (u.gathered) return;
-    submit_with_memory(gathers_, step_.units[unit].full_bytes - std::exchange(idle_, 0), 0,
-                       step_.units[unit].packed_bytes);
+    const StepUnit& of = step_.units[unit];
+    submit_with_memory(gathers_, of.full_bytes + of.brought_bytes - std::exchange(idle_, 0),
+                       -of.brought_bytes, of.packed_bytes);
     u = {true, gathers_.submitted()};
     gathered_.gather(step_.units[unit]);
   }

@@ -26,8 +26,10 @@ inline ReductionMemory memory_of(const StepUnit& unit, bool adds, bool enqueue) 
   const int64_t kept = added ? 0 : unit.kept_gradient_bytes - unit.host_gradient_bytes;
   const int64_t cast = added ? 0 : unit.cast_bytes, brought = adds ? unit.host_gradient_bytes : 0;
   if (enqueue || unit.average.alone_ps > 0) {
-    return {unit.kept_gradient_bytes, std::max({unit.copied_bytes, unit.mean_bytes, brought}),
-            kept - unit.kept_gradient_bytes - unit.gradient_bytes};
+    // Of an offloaded unit the mean is there beside what is made of it and sent to the host.
+    const int64_t mean = unit.host_gradient_bytes > 0 ? std::max(unit.mean_bytes, brought) : 0;
+    const int64_t begins = unit.kept_gradient_bytes + mean;
+    return {begins, std::max(unit.copied_bytes, unit.mean_bytes), kept - begins - unit.gradient_bytes};
   }
   const int64_t means = unit.kept_gradient_bytes - unit.cast_bytes + unit.mean_bytes;
   return {means, std::max(unit.copied_bytes, std::max(cast, brought) - unit.gradient_bytes),

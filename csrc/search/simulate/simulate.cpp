@@ -151,7 +151,8 @@ class Player {
     const StepUnit& u = step_.units[unit];
     units_[unit].state = State::Gathering;
     gathered_.gather(u);
-    submit(lanes_[kMain], {StepEvent::Kind::Gather, phase, unit}, u.gather, u.full_bytes, 0, u.packed_bytes);
+    submit(lanes_[kMain], {StepEvent::Kind::Gather, phase, unit}, u.gather, u.full_bytes + u.brought_bytes,
+           -u.brought_bytes, u.packed_bytes);
     units_[unit].ticket = lanes_[kMain].tasks.size();
   }
 

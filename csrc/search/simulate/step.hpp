@@ -95,6 +95,7 @@ struct StepUnit {
   // Offloaded: the part of kept_gradient_bytes that is on the device only while it is reduced. A further
   // micro-batch's reduction first copies the sum so far from the host, which takes `further_ps` more.
   int64_t host_gradient_bytes = 0, further_ps = 0;
+  int64_t brought_bytes = 0;  // rows as they are on the host, until the gather that casts them is over
 };
 
 // Gradients of replicated parameters, all-reduced together when the last is complete.

@@ -265,7 +265,7 @@ class Builder {
       made += o.full_gradient_bytes;
     }
     const Offloaded away = offloaded(unit.operators, mode);
-    kept += away.trained, packed += away.brought;
+    kept += away.trained;
     if (std::max({away.rows, all, sent, made, kept, copies, packed, means, cast}) > kLargestSum)
       throw InvalidProblem("unit '" + unit.name + "': more than 2^61 bytes");
     if (mode == Mode::NoShard) return add_bucket(std::move(unit.name), std::move(unit.operators));
@@ -316,6 +316,7 @@ class Builder {
   void add_copies(StepUnit& u, const Offloaded& away, bool averaged) const {
     const auto longer = [](LaneTime& time, int64_t ps) { time.alone_ps += ps, time.beside_ps += ps; };
     u.host_gradient_bytes = static_cast<int64_t>(away.trained);
+    u.brought_bytes = static_cast<int64_t>(away.brought);
     u.further_ps = links_.copy_ps(u.host_gradient_bytes);
     longer(u.gather, links_.copy_ps(static_cast<int64_t>(away.rows)));
     longer(averaged ? u.average : u.reduce, u.further_ps);

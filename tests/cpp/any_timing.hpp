@@ -94,7 +94,9 @@ class AnyTiming {
   void gather(int unit) {
     const StepUnit& u = step_.units[unit];
     if (units_[unit].there) return;
-    submit(main_, {u.full_bytes - std::exchange(kept_, 0), u.packed_bytes, 0, 0}, step_.lanes.enqueue);
+    submit(main_,
+           {u.full_bytes + u.brought_bytes - std::exchange(kept_, 0), u.packed_bytes, -u.brought_bytes, 0},
+           step_.lanes.enqueue);
     units_[unit] = {true, main_.tasks.size()};
     gathered_.gather(u);
   }

@@ -247,6 +247,10 @@ def _assemble(
     works = _works(watched, owners, list(order)) if watched is not None else {}
     shapes = {n: p.shape for n, p in owners.parameters.items()}
     copied = {n.rpartition(".")[0] for n in frozen_copies(shapes, owners.trained)}
+    sums_in_slices = first is not None and all(
+        owner not in copied and _split_shape(owners, owner, first) is not None
+        for owner in {p.rpartition(".")[0] for p in first.summed}
+    )
     for name in order:
         parameters = owners.owned.get(name, [])
         traced = bool(places.get(name)) if parameters else True
@@ -257,9 +261,10 @@ def _assemble(
             per_sample, fixed = watched.parts(lambda t, name=name: t.saved_bytes.get(name, 0))  # type: ignore[misc]
             flops = watched.per_sample(lambda t, name=name: t.flops.get(name, 0))  # type: ignore[misc]
             work, forward_work, backward_work = (
-                watched.parts(lambda t, name=name, which=which: works[t].get(name, (0, 0, 0))[which])  # type: ignore[misc]
+                watched.parts(lambda t, name=name, which=which: works[t].get(name, (0, 0, 0, 0))[which])  # type: ignore[misc]
                 for which in (0, 1, 2)
             )
+        waiting = min((w.get(name, (0, 0, 0, 0))[3] for w in works.values()), default=0)
         if not parameters and not (per_sample or fixed or flops):
             continue
         calls = sum(first.calls.get(m, 0) for m in gather_at or (name,)) if first else 1
@@ -289,6 +294,7 @@ def _assemble(
                 backward_work_bytes_fixed=backward_work[1],
                 output_cut=first is not None and name in first.output_cut,
                 output_groups=first.output_groups.get(name, 0) if first else 0,
+                waiting_gradient_bytes=waiting if sums_in_slices else 0,
             )
         )
     if operators and any(buffers.values()):  # of modules that are not operators
@@ -352,8 +358,8 @@ def _by_operator(calls: dict[str, list[Call]], names: Container[str], first: str
 
 def _works(
     watched: Watched, owners: Ownership, order: list[str]
-) -> dict[Trace, dict[str, tuple[int, int, int]]]:
-    """Working memory in each trace of those in `order` that will be operators; and of forward and backward alone."""
+) -> dict[Trace, dict[str, tuple[int, int, int, int]]]:
+    """Working memory in each trace of those in `order` that will be operators, as `work_of` returns it."""
     traces = [t for t in (watched.first, watched.second) if t is not None]
     amounts = [t.saved_bytes for t in traces] + [t.flops for t in traces]
     names = [name for name in order if name in owners.owned or any(a.get(name) for a in amounts)]

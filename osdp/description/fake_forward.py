@@ -172,6 +172,7 @@ def _follow(watcher: Watcher, live: LiveBytes, memory: KernelMemory, args: Any, 
         except Exception:  # an operator whose backward has no fake kernel: its working memory remains unknown
             return watcher.trace
     watcher.trace.moments = (live.forward, live.backward)
+    watcher.trace.summed = live.summed
     watcher.trace.kernel_calls = live.calls
     return watcher.trace
 

@@ -52,6 +52,7 @@ class Trace:
             [],
             [],
         )  # of forward and backward, if recorded
+        self.summed: set[str] = set()  # matrices whose gradients autograd sums, as far as it is recorded
         self.kernel_calls: tuple[dict[str, list[Call]], dict[str, list[Call]]] | None = None  # likewise
 
     def readers(self, parameters: Sequence[str]) -> tuple[str, ...]:

@@ -18,9 +18,14 @@ _ADD = torch.ops.aten.add.Tensor
 # replaces one of them a moment later.
 
 
+def is_sum(func: Any, args: Any) -> bool:
+    """Whether the ATen call may be a sum of two gradients."""
+    return func is _ADD and len(args) == 2 and all(isinstance(a, torch.Tensor) for a in args)
+
+
 def sums_in_place(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether the ATen call of a traced backward is a sum that a real one computes in the memory of `args[0]`."""
-    if func is not _ADD or kwargs or len(args) != 2 or not all(isinstance(a, torch.Tensor) for a in args):
+    if kwargs or not is_sum(func, args):
         return False
     first, second = args
     if first.shape != second.shape or first.dtype != second.dtype or first.layout is not torch.strided:

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from osdp.base.tensor_parallel import local_part, wraps_local
 from osdp.base.tensor_trees import tensors_held, tensors_in
 from osdp.description.equal_blocks import EqualBlocks
-from osdp.description.gradient_sums import held_by_engine, sums_in_place
+from osdp.description.gradient_sums import held_by_engine, is_sum, sums_in_place
 from osdp.description.kernel_memory import KernelMemory
 from osdp.description.kernels import Call, call_of
 from osdp.description.live_log import CALL, COMPLETED, TEMPORARY, Entry, Event, Moment, calls_of, moments_of
@@ -38,7 +38,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While entered, records the memory of `model`. `running()` returns the name of the module whose forward
     runs, `call(func, args, kwargs)` executes ATen calls. Enter outside of the Watcher.
 
-    `forward` and `backward` are the moments of each, in order.
+    `forward` and `backward` are the moments of each, in order; `summed` the parameters whose gradients autograd sums.
     """
 
     def __init__(
@@ -59,6 +59,11 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._left_out: set[int] = set()  # numbers
         self._gradient_of: dict[int, str] = {}  # of those that became gradients -> the parameter
         self._freed_early: set[int] = set()  # numbers of tensors whose memory is another's by now
+        self.summed: set[str] = set()
+        self._terms: dict[
+            int, list[int]
+        ] = {}  # in backward, of a sum of two: numbers of its result -> of both
+        self._waiting: set[int] = set()  # numbers of terms of a parameter's gradient
         self._anyway = {_storage(t) for t in (*model.parameters(), *model.buffers())}
         self._in_backward = False
         self.equal: EqualBlocks | None = None
@@ -81,7 +86,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for name, parameter in self._model.named_parameters():
                 if parameter.requires_grad:
                     tensor: Any = parameter
-                    stack.callback(tensor.register_hook(self._incoming(parameter)).remove)
+                    stack.callback(tensor.register_hook(self._incoming(name, parameter)).remove)
                     hook = tensor.register_post_accumulate_grad_hook(self._completed(name))
                     stack.callback(hook.remove)
             try:
@@ -96,8 +101,15 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     parameter.grad = None
         self.backward = self._finished()
 
-    def _incoming(self, parameter: nn.Parameter) -> Any:
+    def _incoming(self, name: str, parameter: nn.Parameter) -> Any:
         def hook(gradient: torch.Tensor) -> None:
+            # Only matrices are computed in slices.
+            terms = list(self._terms.get(self.number_of(gradient) or 0, ())) if parameter.dim() == 2 else []
+            if terms:
+                self.summed.add(name)
+            for term in terms:  # which may be sums
+                self._waiting.add(term)
+                terms += self._terms.get(term, ())
             # Without this hook it would become the parameter's gradient without a copy.
             if gradient.layout is torch.strided and gradient.stride() == parameter.stride():
                 self._leave_out(gradient)
@@ -139,7 +151,9 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return Event("temporary", size, running)
         if number in self._gradient_of and size > 0:
             return Event("made", size, running, self._gradient_of[number])
-        return Event("nothing" if number in self._left_out else "live", size, running)
+        if number in self._left_out:
+            return Event("nothing", size, running)
+        return Event("waiting" if number in self._waiting else "live", size, running)
 
     @property
     def log(self) -> Sequence[Entry]:
@@ -176,6 +190,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         running = self._now()
         if not self._in_backward and torch.is_grad_enabled():
             self._module_of[torch._C._autograd._get_sequence_nr() - 1] = running
+        terms = self._terms_of(func, args)
         if self._in_backward and sums_in_place(func, args, kwargs):
             self._free_early(args[0])
         out = self._call(func, args, kwargs)
@@ -184,9 +199,16 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if hidden := self._memory.hidden_bytes(func, args, out):
             self._note((out[3],), running, hidden)
         self._note(tensors_in(out if isinstance(out, (tuple, list)) else (out,)), running)
+        if terms and (number := self.number_of(out)) is not None:
+            self._terms[number] = terms
         if scratch := self._memory.scratch_bytes(func, args, out):
             self._log.append(Entry(TEMPORARY, scratch, running))
         return out
+
+    def _terms_of(self, func: Any, args: Any) -> list[int]:
+        if not self._in_backward or not is_sum(func, args):
+            return []
+        return [number for number in map(self.number_of, args) if number is not None]
 
     def _note(self, tensors: Iterable[torch.Tensor], running: str, bytes_of_each: int | None = None) -> None:
         for tensor in tensors:
@@ -225,16 +247,17 @@ def work_of(
     parameters: Mapping[str, int],
     held: int,
     together: Collection[int] = (),
-) -> list[tuple[int, int, int]]:
+) -> list[tuple[int, int, int, int]]:
     """By operator, the maximum memory in its moments minus the bytes saved by operators up to it: Note [Live
-    bytes]; and the same of its own forward alone, without what runs between it and the next one, and of backward alone.
+    bytes]; the same of its own forward alone, without what runs between it and the next one, and of backward alone; and
+    the part of the first that is gradients which wait for a sum.
 
     `saved`: bytes by operator, in order. `modules` and `parameters`: name -> its operator. `held`: bytes that count
     elsewhere. `together`: operators whose gradients a plan counts from the begin of their backward, all at once; those
     that are not made yet leave room for work.
     """
     until = [held + sum_ for sum_ in accumulate(saved)]
-    work, forward_work, backward_work = ([0] * len(saved) for _ in range(3))
+    work, forward_work, backward_work, in_slices = ([0] * len(saved) for _ in range(4))
     unmade = dict.fromkeys(together, 0)  # bytes of gradients that the rest of backward makes
     for moment in backward:
         if moment.made is not None and parameters[moment.made[0]] in unmade:
@@ -260,10 +283,14 @@ def work_of(
         at = pending[-1] if pending else 0
         running = modules.get(moment.running, 0)
         at = running if at < running < ends else at
-        backward_work[at] = max(backward_work[at], moment.bytes - until[at] - unmade.get(at, 0))
+        without = until[at] + unmade.get(at, 0)
+        backward_work[at] = max(backward_work[at], moment.bytes - without)
+        bytes_in_slices = moment.bytes if moment.in_slices < 0 else moment.in_slices
+        in_slices[at] = max(in_slices[at], bytes_in_slices - without)
         if moment.made is not None and parameters[moment.made[0]] in unmade:
             unmade[parameters[moment.made[0]]] -= moment.made[1]
-    return list(zip(map(max, work, backward_work), forward_work, backward_work, strict=True))
+    waiting = [max(f, b) - max(f, s) for f, b, s in zip(work, backward_work, in_slices, strict=True)]
+    return list(zip(map(max, work, backward_work), forward_work, backward_work, waiting, strict=True))
 
 
 def _storage(tensor: torch.Tensor) -> int:

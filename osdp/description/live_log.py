@@ -23,7 +23,9 @@ class Entry(NamedTuple):
 class Event(NamedTuple):
     """An entry of which is known whether it was a gradient's, so that it stands for itself."""
 
-    kind: str  # "live", "temporary", "completed", "made", "nothing" (a gradient's, which counts elsewhere), "call"
+    # "live", "waiting" (a gradient that autograd keeps for a sum), "temporary", "completed", "made", "nothing" (a gradient's,
+    # which counts elsewhere), "call"
+    kind: str
     bytes: int
     running: str
     what: str | Call | None = None
@@ -38,34 +40,41 @@ class Moment(NamedTuple):
     made: tuple[str, int] | None = (
         None  # the parameter whose gradient's memory begins at its end, and its bytes
     )
+    in_slices: int = -1  # the maximum without gradients that wait for a sum; -1: the same
 
 
 def moments_of(events: Iterable[Event], live: int) -> tuple[list[Moment], int]:
     """The moments of the events from `live` bytes on, and the bytes after them."""
     moments: list[Moment] = []
     most, module = live, None
+    waiting, in_slices = 0, live  # of `live`; the maximum without it
+
+    def moment(running: str, completed: str | None = None, made: tuple[str, int] | None = None) -> None:
+        nonlocal most, in_slices
+        moments.append(Moment(most, running, completed, made, in_slices))
+        most, in_slices = live, live - waiting
+
     for kind, size, running, what in events:
         if kind == "call":
             continue
         if running != module:
             if module is not None:
-                moments.append(Moment(most, module, None))
-            module, most = running, live
+                moment(module)
+            module = running
         if kind == "completed":
             assert isinstance(what, str)
-            moments.append(Moment(most, running, what))
-            most = live
+            moment(running, what)
         elif kind == "made":
             assert isinstance(what, str)
-            moments.append(Moment(most, running, None, (what, size)))
-            most = live
-        elif kind == "temporary":
-            most = max(most, live + size)
-        elif kind == "live":
-            live += size
-            most = max(most, live)
+            moment(running, None, (what, size))
+        elif kind in ("live", "waiting", "temporary"):
+            kept = 0 if kind == "temporary" else size
+            live += kept
+            waiting += size if kind == "waiting" else 0
+            most = max(most, live + size - kept)
+            in_slices = max(in_slices, live + size - kept - waiting)
     if module is not None:
-        moments.append(Moment(most, module, None))
+        moment(module)
     return moments, live
 
 

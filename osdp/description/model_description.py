@@ -98,6 +98,9 @@ class Operator:
     # them; 0: none. Which ranks can share it by its outputs follows (tensor parallelism).
     output_cut: bool = False
     output_groups: Annotated[int, AtLeast(0)] = 0
+    # The part of its work that is gradients of matrices that are read several times, which autograd keeps for their sum.
+    # There are none where these are computed in slices.
+    waiting_gradient_bytes: int = 0
 
     @property
     def multiplies(self) -> bool:

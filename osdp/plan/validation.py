@@ -179,6 +179,7 @@ def _description_problems(description: ModelDescription) -> Iterator[tuple[str, 
                 "forward_work_bytes_fixed",
                 "backward_work_bytes_per_sample",
                 "backward_work_bytes_fixed",
+                "waiting_gradient_bytes",
             ),
         )
         yield from _sizes(f"{where}.", operator, ("calls",), 10**6)

@@ -335,6 +335,7 @@ def _operator(
     op.forward_work_bytes_fixed = o.forward_work_bytes_fixed
     op.backward_work_bytes_per_sample = o.backward_work_bytes_per_sample
     op.backward_work_bytes_fixed = o.backward_work_bytes_fixed
+    op.waiting_gradient_bytes = o.waiting_gradient_bytes
     op.compute_s_per_sample, op.compute_s_fixed = times.per_sample, times.fixed
     op.recompute_s_per_sample, op.recompute_s_fixed = times.forward_per_sample, times.forward_fixed
     return op
@@ -386,6 +387,7 @@ def signature(o: Operator) -> object:
         o.forward_work_bytes_fixed,
         o.backward_work_bytes_per_sample,
         o.backward_work_bytes_fixed,
+        o.waiting_gradient_bytes,
         o.flops_per_sample,
         o.forward_kernels,
         o.backward_kernels,

@@ -90,6 +90,7 @@ def described(
 
 _SAVED = ("saved_bytes_per_sample", "saved_bytes_fixed")
 _KERNELS = ("forward_kernels", "backward_kernels")
+_WAITING = "waiting_gradient_bytes"
 _WORK = tuple(
     f"{way}work_bytes_{part}" for way in ("", "forward_", "backward_") for part in ("per_sample", "fixed")
 )
@@ -111,7 +112,7 @@ def _bytes_by_operator(
     if with_parameters[0] != with_parameters[1]:
         return None
     found: dict[str, dict[str, Any]] = {
-        o.name: {**dict.fromkeys((*_SAVED, *_WORK), 0), **dict.fromkeys(_KERNELS, ())}
+        o.name: {**dict.fromkeys((*_SAVED, *_WORK, _WAITING), 0), **dict.fromkeys(_KERNELS, ())}
         for o in description.operators
     }
     blocks = {o.name: o.block for o in description.operators}
@@ -119,6 +120,7 @@ def _bytes_by_operator(
     of_input = dict.fromkeys(_SAVED, 0)
     held = dict.fromkeys(_SAVED, 0)  # by operators up to `o`
     needed: dict[str, tuple[int, ...]] = {}
+    waiting: dict[str, int] = {}  # of every operator that is part of it at least
     for o in low.operators:
         place = o.name
         while place not in found and place:
@@ -135,6 +137,7 @@ def _bytes_by_operator(
         needed[last] = (
             tuple(map(max, sums, known)) if o.name == last else (*map(max, sums[:2], known), *known[2:])
         )
+        waiting[last] = min(o.waiting_gradient_bytes, waiting.get(last, o.waiting_gradient_bytes))
         for key in _KERNELS:
             at = getattr(o, key)
             found[last][key] += low.kernels[at] if at >= 0 else ()
@@ -144,6 +147,7 @@ def _bytes_by_operator(
             held[saved] += found[o.name][saved]
         for saved, work, most in zip(_SAVED * 3, _WORK, needed.get(o.name, (0,) * 6), strict=True):
             found[o.name][work] = max(0, most - held[saved])
+        found[o.name][_WAITING] = waiting.get(o.name, 0)
     return found, of_input["saved_bytes_per_sample"]
 
 

@@ -136,6 +136,31 @@ void slices_are_units() {
   CHECK_THROWS(step_of(model, request(4), plan, {}, 1, {}), InvalidProblem, "another model");
 }
 
+// Of a tied table autograd keeps the head's gradient until the look-up's is there, but where it is in slices.
+void gradients_wait_for_a_sum_unless_they_are_in_slices() {
+  Model model;
+  model.operators = {linear(8, 10), linear(8, 10), linear(8, 10)};
+  const int64_t gradient = model.operators[0].tensors[0].bytes();
+  model.operators[0].places = model.operators[0].calls = 2;
+  for (Operator& op : model.operators) op.work_bytes_fixed = 10'000, op.waiting_gradient_bytes = gradient;
+  model.operators[0].waiting_gradient_bytes = 2 * gradient;
+  PlainPlan plan = plan_of(3, Mode::FullShard);
+  const auto work = [&](int64_t slices) {
+    plan.choices[0] = {Mode::FullShard, slices, slices, slices > 1 ? Split::Out : Split::None};
+    std::vector<int64_t> found;
+    for (const StepOperator& o : step_of(model, request(4), plan, {}, 1, {}).operators)
+      found.push_back(o.work_bytes);
+    return found;
+  };
+  const int64_t one = 10'000 - gradient, two = one - gradient;
+  CHECK((work(1) == std::vector<int64_t>{10'000, 10'000, 10'000}));
+  CHECK((work(2) == std::vector<int64_t>{two, one, one}));
+  model.operators[2].waiting_gradient_bytes = 7;  // more is held by something else
+  CHECK((work(2) == std::vector<int64_t>{two, one, 10'000 - 7}));
+  model.operators[1].calls = 2;  // its own gradients wait, too, and it is whole
+  CHECK((work(2) == std::vector<int64_t>{10'000, 10'000, 10'000}));
+}
+
 // As csrc/ops/products.cpp sums them: the input's gradient of output slices, the output of input slices.
 void slices_in_16_bits_are_summed_in_float() {
   Model model;
@@ -302,6 +327,7 @@ int main() {
   units_pay_one_latency();
   offloaded_parts_rest_on_the_host();
   slices_are_units();
+  gradients_wait_for_a_sum_unless_they_are_in_slices();
   slices_in_16_bits_are_summed_in_float();
   replicated_slices_are_cast_one_at_a_time();
   means_are_cast_to_the_dtype_in_which_they_are_kept();

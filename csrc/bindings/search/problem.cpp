@@ -48,6 +48,7 @@ void bind_model(py::module_& m) {
       .def_readwrite("forward_work_bytes_fixed", &Operator::forward_work_bytes_fixed)
       .def_readwrite("backward_work_bytes_per_sample", &Operator::backward_work_bytes_per_sample)
       .def_readwrite("backward_work_bytes_fixed", &Operator::backward_work_bytes_fixed)
+      .def_readwrite("waiting_gradient_bytes", &Operator::waiting_gradient_bytes)
       .def_readwrite("compute_s_per_sample", &Operator::compute_s_per_sample)
       .def_readwrite("compute_s_fixed", &Operator::compute_s_fixed)
       .def_readwrite("recompute_s_per_sample", &Operator::recompute_s_per_sample)

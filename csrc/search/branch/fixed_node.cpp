@@ -14,6 +14,9 @@ struct Alike {
   size_t group, way, slot;
   int count;
   std::vector<int> options;  // indices into ColumnPool::Options
+  // By row: 0, or the least bytes of an option if that is negative (Note [Gradients that wait]). The exact
+  // search counts from there.
+  std::vector<int64_t> least;
 };
 
 class FixedNodeSolver {
@@ -35,8 +38,15 @@ class FixedNodeSolver {
           left[j] -= static_cast<int128>(count) * way.kept[j](region.hi.size);
         }
         for (size_t p = 0; p < way.slots.size(); ++p) {
-          Alike a{g, w, p, count, std::vector<int>(way.slots[p].time.size())};
+          Alike a{g, w, p, count, std::vector<int>(way.slots[p].time.size()), {}};
           std::iota(a.options.begin(), a.options.end(), 0);
+          for (size_t j = 0; j < pool.rows; ++j) {
+            const auto first = way.slots[p].bytes.begin() + static_cast<std::ptrdiff_t>(j * a.options.size());
+            const auto end = first + static_cast<std::ptrdiff_t>(a.options.size());
+            a.least.push_back(
+                first == end ? 0 : std::min<int64_t>(0, static_cast<int64_t>(*std::min_element(first, end))));
+            left[j] -= static_cast<int128>(count) * a.least.back();
+          }
           drop_dominated(way.slots[p], a.options);
           if (!a.options.empty()) alike_.push_back(std::move(a));
         }
@@ -140,7 +150,7 @@ class FixedNodeSolver {
   int64_t time(const Alike& a, int k) const { return static_cast<int64_t>(options(a).time[k]); }
   int64_t bytes(const Alike& a, int k, size_t row) const {
     const auto& o = options(a);
-    return static_cast<int64_t>(o.bytes[row * o.time.size() + k]);
+    return static_cast<int64_t>(o.bytes[row * o.time.size() + k]) - a.least[row];
   }
 
   void drop_dominated(const ColumnPool::Options& o, std::vector<int>& options) const {

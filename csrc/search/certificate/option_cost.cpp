@@ -48,6 +48,12 @@ class Columns {
     c.own_phase_bytes = own_phase();
     c.summed_bytes = summed_in_place();
     c.kept_bytes = traits(choice_.mode).kept ? gathered() : 0;
+    // Gradients that autograd would add up, one until the operator's phase and two in it.
+    if (sliced() && read_again() && weight().trainable) {
+      const int64_t one = std::min(op_.waiting_gradient_bytes, weight().compute_bytes());
+      const int64_t both = std::min(op_.waiting_gradient_bytes, 2 * weight().compute_bytes());
+      c.kept_bytes -= one, c.own_phase_bytes -= both - one;
+    }
     c.held_bytes = held();
     if (kept_throughout()) {  // parameters, and the sum of their gradients beside this rank's part
       const int64_t more = summed();

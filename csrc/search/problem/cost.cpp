@@ -249,6 +249,8 @@ class Pricer {
       };
       const int64_t leaving = looks_up || fitting > 1 || space_.streams ? leaving_bytes(c) : 0;
       c.own_bytes += std::max(ahead(c.sharded_slices - 1), ahead(c.sharded_slices - 2) + leaving);
+      const LessInSlices less = less_in_slices(op_);
+      c.own_bytes -= less.own, c.gathered_bytes -= less.after;
     } else if (sharded && !split && !kept && (recompute_ != Recompute::Hold || c.held_bytes == 0)) {
       c.own_bytes += compute_bytes_;
     }

@@ -1,6 +1,7 @@
 // Description of the model to be planned: its operators in execution order, and its blocks.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -84,8 +85,27 @@ struct Operator {
   // Of its places those, the first in execution order, that look rows of split_tensor up (nn.Embedding):
   // their backward makes the gradients of its slices, but gathers none.
   int64_t look_ups = 0;
-  bool transposed = false;  // split_tensor is stored as [in, out] (transformers' Conv1D)
+  bool transposed = false;             // split_tensor is stored as [in, out] (transformers' Conv1D)
+  int64_t waiting_gradient_bytes = 0;  // part of its work: see Note [Gradients that wait] in phases.hpp
 };
+
+// Whether backward makes several gradients of split_tensor, which autograd sums unless it is computed in
+// slices.
+inline bool sums_gradients(const Operator& op) {
+  return op.split_tensor >= 0 && (op.places > 1 || op.calls > 1) && op.tensors[op.split_tensor].trainable;
+}
+
+// Of an operator that sums gradients, how much less work there is if it is computed in slices: in operators
+// after it, and beyond that in its own phase.
+struct LessInSlices {
+  int64_t after = 0, own = 0;
+};
+inline LessInSlices less_in_slices(const Operator& op) {
+  if (!sums_gradients(op)) return {};
+  const int64_t gradient = op.tensors[op.split_tensor].compute_bytes();
+  const int64_t after = std::min(gradient, op.waiting_gradient_bytes);
+  return {after, std::min(gradient, op.waiting_gradient_bytes - after)};
+}
 
 // Tensors up to this size are packed into a flat copy for communication (csrc/comm/packing.hpp: kSmallBytes).
 inline constexpr int64_t kSmallTensorBytes = 64 << 10;

@@ -24,6 +24,14 @@
 // temporaries), its `backward_work` that of its backward alone. They matter where a plan adds to the forward
 // (simulate/step_of_plan.cpp, the sum of slices); otherwise its backward holds no less.
 //
+// Note [Gradients that wait]
+// Of a weight that is read several times autograd keeps the gradient of the last reader until that of the
+// first one is there, and adds them. The work of the operators in between includes it, that of its own
+// operator both. In slices each reader's gradient leaves at once, so there is none: that memory is taken off
+// its candidates (less_in_slices in problem/model.hpp). It is too much in phases of operators after the last
+// reader, where none waits, and where another such weight is whole: a plan's own peak takes off none then
+// (simulate/step_of_plan.cpp).
+//
 // A phase's memory is a sum over operators, so each phase is a linear constraint (row). A plan that is
 // optimal for a subset of the rows and satisfies all of them is optimal for all, so rows are generated
 // lazily, when a plan violates them.

@@ -69,6 +69,7 @@ void validate(const Operator& op) {
   for (const int64_t bytes : {op.forward_work_bytes_per_sample, op.forward_work_bytes_fixed,
                               op.backward_work_bytes_per_sample, op.backward_work_bytes_fixed})
     within(bytes, 0, kMostBytes, "operator '", op.name, "': its work in forward or backward");
+  within(op.waiting_gradient_bytes, 0, kMostBytes, "operator '", op.name, "': gradients that wait");
   within(op.calls, 1, 1000000, "operator '", op.name, "': calls");
   within(op.places, 1, 1000000, "operator '", op.name, "': places");
   within(op.look_ups, 0, op.places, "operator '", op.name, "': look-ups");

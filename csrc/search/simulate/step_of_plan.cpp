@@ -94,6 +94,7 @@ class Builder {
                               of_batch(0, model_.blocks[b].input_bytes_per_sample), bare[b]});
     }
     for (size_t i = 0; i < model_.operators.size(); ++i) add_operator(i);
+    leave_out_waiting_gradients();
     hold_others_in_flight();
     step_.buckets_once = request_.space.stage.once();
     for (PlannedUnit& unit : units) add_unit(std::move(unit));
@@ -145,6 +146,21 @@ class Builder {
     }
     kept_gradients_[i] = c.gradient_bytes - o.whole_gradient_bytes;
     step_.optimizer_ps = Linear{step_.optimizer_ps, c.optimizer_ps}(1);
+  }
+
+  // Note [Gradients that wait] in problem/phases.hpp. Where only some such weights are in slices, nothing is
+  // known of the others' part.
+  void leave_out_waiting_gradients() {
+    for (size_t i = 0; i < model_.operators.size(); ++i)
+      if (sums_gradients(model_.operators[i]) && !sliced_[i]) return;
+    int64_t less = 0;  // of operators up to this one
+    for (size_t i = 0; i < model_.operators.size(); ++i) {
+      const Operator& op = model_.operators[i];
+      const auto [after, own] = less_in_slices(op);
+      less = Linear{less, after}(1);
+      StepOperator& o = step_.operators[i];
+      o.work_bytes -= std::min({op.waiting_gradient_bytes, Linear{less, own}(1), o.work_bytes});
+    }
   }
 
   // Of the weight of a split operator: the slices that every rank has.

@@ -141,6 +141,7 @@ class LocalOperators:
             saved_bytes_fixed=o.saved_bytes_fixed if style else -(-o.saved_bytes_fixed // inputs),
             **{name: round(getattr(o, name) * work) for name in WORK},
             **({name: round(getattr(o, name) / least) for name in WORK_FIXED} if style else {}),
+            waiting_gradient_bytes=0 if style else o.waiting_gradient_bytes,
             flops_per_sample=-(-o.flops_per_sample // least),
             forward_kernels=self._kernel_list(o.forward_kernels, least, work, style, o),
             backward_kernels=self._kernel_list(o.backward_kernels, least, work, style, o),

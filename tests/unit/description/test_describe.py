@@ -48,6 +48,20 @@ def test_a_tied_weight_is_one_parameter_gathered_at_both_of_its_readers() -> Non
     assert operators["head"].parameters == () and operators["head"].flops_per_sample == 2 * 16 * 32 * 50
 
 
+def test_gradients_of_what_is_read_twice_wait_for_their_sum_but_where_it_can_be_in_slices() -> None:
+    def waiting(model: nn.Module) -> dict[str, int]:
+        return {o.name: o.waiting_gradient_bytes for o in osdp.describe(model, tokens()).operators}
+
+    gradient, tied = 50 * 32 * 4, waiting(GPT())
+    assert tied["tokens"] == 2 * gradient and tied["blocks.0.norm1"] == tied["blocks.1.qkv"] == gradient
+    assert all(bytes_ <= gradient for name, bytes_ in tied.items() if name != "tokens")
+    assert set(waiting(GPT(tied=False)).values()) == {0}
+    read_by_other_code = GPT()
+    read_by_other_code.norm.register_forward_hook(lambda m, i, o: o @ read_by_other_code.tokens.weight.T)
+    read_by_other_code.head = nn.Identity()
+    assert set(waiting(read_by_other_code).values()) == {0}
+
+
 def test_the_roots_own_parameter_is_gathered_at_the_root() -> None:
     operator = by_name(osdp.describe(GPT(), tokens()))[""]
     assert [p.name for p in operator.parameters] == ["positions"]

@@ -103,6 +103,7 @@ INPUTS = (
     "description.operators[].forward_work_bytes_fixed",
     "description.operators[].backward_work_bytes_per_sample",
     "description.operators[].backward_work_bytes_fixed",
+    "description.operators[].waiting_gradient_bytes",
     "description.operators[].parameters[].shape[]",
     "description.operators[].parameters[].dtype",
     "description.operators[].parameters[].trainable",

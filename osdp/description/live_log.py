@@ -23,8 +23,8 @@ class Entry(NamedTuple):
 class Event(NamedTuple):
     """An entry of which is known whether it was a gradient's, so that it stands for itself."""
 
-    # "live", "waiting" (a gradient that autograd keeps for a sum), "temporary", "completed", "made", "nothing" (a gradient's,
-    # which counts elsewhere), "call"
+    # "live", "waiting" (a gradient that autograd keeps for a sum), "temporary", "completed", "made", "nothing" (a
+    # gradient's, which counts elsewhere), "call"
     kind: str
     bytes: int
     running: str

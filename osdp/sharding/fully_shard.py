@@ -28,6 +28,7 @@ from osdp.sharding.module_tree import Tree
 from osdp.sharding.parameter_meshes import make_meshes
 from osdp.sharding.plan_on_modules import put_on_modules
 from osdp.sharding.refusals import (
+    check_plan,
     check_plan_and_model,
     check_ranks,
     need_backend_memory,
@@ -148,6 +149,7 @@ def _fully_shard(
     everything = False  # is offloaded
     policy: MixedPrecision | None = None
     try:
+        check_plan(plan)
         everything = wants_offload(cpu_offload)
         moves = everything or offloads(plan) or device_id is not None
         check_layouts(model, group)

@@ -82,6 +82,16 @@ def check_ranks(plan: object, group: dist.ProcessGroup) -> None:
         )
 
 
+def check_plan(plan: object) -> None:
+    """Raises unless it is a plan, with choices that exist."""
+    if not isinstance(plan, Plan):
+        raise InvalidProblemError(
+            f"plan must be an osdp.Plan, got a {type(plan).__name__}: make one with osdp.search(...), "
+            "osdp.Plan.uniform(...) or osdp.Plan.load(path)"
+        )
+    validate(plan)
+
+
 def check_plan_and_model(
     model: nn.Module,
     plan: Plan,
@@ -93,12 +103,6 @@ def check_plan_and_model(
     """`moves`: parameters will be moved to the device of computation, from wherever they are. `handed_over`: ids of
     those that are sharded already, and have a shape without memory. `wrapped`: by fully_shard without a plan, or the
     class."""
-    if not isinstance(plan, Plan):
-        raise InvalidProblemError(
-            f"plan must be an osdp.Plan, got a {type(plan).__name__}: make one with osdp.search(...), "
-            "osdp.Plan.uniform(...) or osdp.Plan.load(path)"
-        )
-    validate(plan)
     refuse_twice(model)
     _refuse_shards(model)
     # One unit, as fully_shard(block) makes without a plan, is gathered at once by anyone.

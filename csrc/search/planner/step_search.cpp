@@ -4,6 +4,7 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "search/heuristics/polish.hpp"
 #include "search/planner/least_peak.hpp"
@@ -37,12 +38,13 @@ class StepSearch {
 
   Answer run() {
     if (!first_plans()) return {};
-    sharded_only();
+    for (const auto& holds : kParts) search_part(holds);
     if (!fits() && least_fits()) consider(searches_.least(problem_.batches).plan);
     if (fits() && !done()) improve();
-    if (far() && part_) {
-      if (part_->search->fits()) part_->search->improve();
-      consider_part();
+    for (const auto& part : parts_) {
+      if (!far()) break;
+      if (part->search->fits()) part->search->improve();
+      consider_part(*part->search);
     }
     if (!fits()) return {};
     Answer a;
@@ -53,7 +55,8 @@ class StepSearch {
   }
 
  private:
-  // The space in which nothing is replicated or kept gathered.
+  // A part of the space, by mode. Its plans are plans of the whole space; it has fewer ways to go wrong, so
+  // they are often faster.
   struct Part {
     Planner planner;
     Wish wish;
@@ -128,28 +131,25 @@ class StepSearch {
     return !done() && (!fits() || !within(1e12 * prover_.lower_bound_s_per_sample() / (1 - kFar)));
   }
 
-  // Plans where nothing is replicated or kept gathered, which are plans of the whole space: the smaller one
-  // has fewer ways to go wrong, so its plans are often faster.
-  void sharded_only() {
+  // The parts: nothing is replicated or kept gathered; everything is in host memory.
+  static constexpr bool (*kParts[])(const ModeTraits&) = {
+      [](const ModeTraits& m) { return m.sharded && !m.kept; },
+      [](const ModeTraits& m) { return m.on_host; }};
+
+  void search_part(bool (*holds)(const ModeTraits&)) {
     Request request = searches_.planner().request();
-    if (done() ||
-        std::erase_if(request.space.modes, [](Mode m) { return !traits(m).sharded || traits(m).kept; }) ==
-            0 ||
-        request.space.modes.empty())
-      return;
-    part_ = std::make_unique<Part>(searches_.planner(), std::move(request), searches_.wish());
-    part_->searches.emplace(part_->planner, part_->wish, [this] { return searches_.over(); });
-    part_->search = std::make_unique<StepSearch>(
-        *part_->searches, part_->searches->request(problem_.limit_bytes, problem_.batches), limit_);
-    if (part_->search->first_plans()) {
-      consider_part();
-    } else {
-      part_.reset();
-    }
+    const size_t others = std::erase_if(request.space.modes, [&](Mode m) { return !holds(traits(m)); });
+    if (done() || others == 0 || request.space.modes.empty()) return;
+    auto part = std::make_unique<Part>(searches_.planner(), std::move(request), searches_.wish());
+    part->searches.emplace(part->planner, part->wish, [this] { return searches_.over(); });
+    part->search = std::make_unique<StepSearch>(
+        *part->searches, part->searches->request(problem_.limit_bytes, problem_.batches), limit_);
+    if (!part->search->first_plans()) return;
+    consider_part(*part->search);
+    parts_.push_back(std::move(part));
   }
 
-  void consider_part() {
-    StepSearch& part = *part_->search;
+  void consider_part(StepSearch& part) {
     for (size_t n = 0; n < std::min(kPolished, part.seeds_.size()); ++n) {
       consider(in_whole_space(*evaluator_, part.evaluator_->plain(part.seeds_[n].plan)));
     }
@@ -184,7 +184,7 @@ class StepSearch {
   std::optional<Request> weighed_;  // the problem, with the shares that were proven
   std::optional<PlanEvaluator> evaluator_;
   std::vector<Seed> seeds_;
-  std::unique_ptr<Part> part_;
+  std::vector<std::unique_ptr<Part>> parts_;
 };
 
 }  // namespace

@@ -1,8 +1,9 @@
-"""Draws docs/gain.svg, the picture of README.md: what a step takes and holds under OSDP and its peers.
+"""Draws the pictures of README.md: docs/families.svg, how fast the paper's families train within the same memory, and
+docs/gain.svg, what a step takes and holds under OSDP and its peers.
 
     python benchmarks/gain_picture.py
 
-From what step.py stored: results/step-one-host.json and step-two-hosts.json.
+From what for_real.py and step.py stored: results/for-real.json, step-one-host.json and step-two-hosts.json.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 HERE = Path(__file__).parent
-PICTURE = HERE.parent / "docs" / "gain.svg"
+DOCS = HERE.parent / "docs"
 PANELS = {
     "step-one-host": "2 ranks on one host",
     "step-two-hosts": "2 hosts, 1 Gb/s between them",
@@ -68,7 +69,26 @@ def draw() -> Any:
     return figure
 
 
+def draw_families() -> Any:
+    members = json.loads((HERE / "results" / "for-real.json").read_text())["members"]
+    figure, axes = plt.subplots(1, len(members), figsize=(10, 2.8), layout="constrained")
+    for ax, (family, member) in zip(axes, members.items(), strict=True):
+        for at, (contestant, row) in enumerate(member["rows"].items()):
+            rate = row.get("rate", 0.0)
+            ax.bar(at, rate, color=OURS if contestant.startswith("OSDP") else THEIRS)
+            label = f"{rate:.0f}" if rate else "does not fit"
+            ax.annotate(label, (at, rate), (0, 2), textcoords="offset points", fontsize=8, ha="center", va="bottom",
+                        rotation=0 if rate else 90)  # fmt: skip
+        ax.set_xticks(range(len(member["rows"])), member["rows"], fontsize=7)
+        ax.set_title(f"{family}, {member['limit_bytes'] / 1e6:.0f} MB", fontsize=10)
+        ax.margins(y=0.12)
+        ax.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("samples/s")
+    return figure
+
+
 if __name__ == "__main__":
     matplotlib.rcParams["svg.hashsalt"] = "osdp"  # the same file each time
-    draw().savefig(PICTURE, metadata={"Date": None})
-    print(PICTURE)
+    for name, figure in {"families": draw_families(), "gain": draw()}.items():
+        figure.savefig(DOCS / f"{name}.svg", metadata={"Date": None})
+        print(DOCS / f"{name}.svg")

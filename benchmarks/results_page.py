@@ -239,21 +239,22 @@ def for_real(found: Mapping[str, Any]) -> list[str]:
         return []
     rows, steps = [], []
     for name, member in found["members"].items():
-        base = member["rows"]["FSDP2"].get("rate")
+        rates = {peer: row.get("rate") for peer, row in member["rows"].items()}
+        peer = next(peer for peer in ("FSDP2", "FSDP1") if rates[peer])
         for contestant, row in member["rows"].items():
             time = row.get("step_s")
             said = row.get("predicted_s")
             off = f" ({said / time - 1:+.1%})" if said and time else ""
             steps += [abs(said / time - 1)] if off else []
             shown = f"{said:.2f} s{off}" if off else ""
-            times = "-" if not base else f"{row['rate'] / base:.2f}" if time else ""
+            times = f"{row['rate'] / rates[peer]:.2f} of {peer}'s" if time else ""
             step = f"{time:.2f} s" if time else ""
             peak = f"{row['peak_bytes'] / 1e6:.0f} of {member['limit_bytes'] / 1e6:.0f} MB"
             rows.append((name, contestant, str(row["batch"] or "does not fit"), peak, step, shown, times))
     page = ["## For real: the families trained within the same measured memory", ""]
     page += [
         *wrapped(
-            f"`benchmarks/for_real.py`: small members of {' and '.join(found['members'])},",
+            f"`benchmarks/for_real.py`: small members of {', '.join(found['members'])},",
             f"{found['ranks']} ranks on {found['hosts']} hosts",
             f"(network namespaces) behind links of {found['rate']}, so that communication to computation is the paper's;",
             f"medians of {found['rounds']} rounds in turns ({machine_line(found['machine'])}). Each trains the",
@@ -265,7 +266,7 @@ def for_real(found: Mapping[str, Any]) -> list[str]:
         ),
         "",
     ]
-    head = ("family", "trained by", "batch", "peak", "step", "predicted", "samples/s of FSDP2's")
+    head = ("family", "trained by", "batch", "peak", "step", "predicted", "samples/s")
     return [*page, *table(head, rows)]
 
 

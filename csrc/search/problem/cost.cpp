@@ -147,7 +147,7 @@ class Pricer {
   // The bytes of a sharded tensor on the rank that holds most of it, of `ranks` ranks.
   int64_t held(const Tensor& t, int64_t ranks) const {
     if (!t.shardable) return t.bytes();
-    return paper() ? ceil_div(t.bytes(), ranks) : ceil_div(t.rows, ranks) * t.row_bytes;
+    return paper() ? ceil_div(t.bytes(), ranks) : t.part_bytes(ranks);
   }
   // Number of gathers of the parameters in one micro-batch.
   double gathers() const {

@@ -20,6 +20,8 @@ struct Tensor {
   int64_t compute_row_bytes = 0, reduce_row_bytes = 0;
   int64_t item_bytes = 4;  // of an element as stored
   int64_t bytes() const { return rows * row_bytes; }
+  // Of the rank that holds most, if so many share the rows.
+  int64_t part_bytes(int64_t ranks) const { return (rows + ranks - 1) / ranks * row_bytes; }
   int64_t compute_bytes() const { return rows * (compute_row_bytes ? compute_row_bytes : row_bytes); }
   int64_t reduce_bytes() const { return rows * (reduce_row_bytes ? reduce_row_bytes : row_bytes); }
   // The copy in the compute dtype that a rank with the whole tensor keeps during a step.

@@ -252,9 +252,8 @@ class OptionBound {
     int64_t rows = 0, trained = 0;
     for (const Tensor& t : op_.tensors) {
       if (!t.shardable) continue;
-      const int64_t part = (t.rows + ranks - 1) / ranks * t.row_bytes;
-      rows += part;
-      if (t.trainable) trained += part;
+      rows += t.part_bytes(ranks);
+      if (t.trainable) trained += t.part_bytes(ranks);
     }
     const auto copy = [&](int64_t bytes) {
       return Transfer{0, static_cast<double>(bytes) * device_.host.copy.beta_s_per_byte};

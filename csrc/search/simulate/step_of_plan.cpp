@@ -318,7 +318,7 @@ class Builder {
     for (int i : members)
       for (const Tensor& t : model_.operators[i].tensors) {
         if (!t.shardable) continue;
-        const int128 part = static_cast<int128>((t.rows + ranks - 1) / ranks) * t.row_bytes;
+        const int64_t part = t.part_bytes(ranks);
         away.rows += part;
         if (t.trainable) away.trained += part;
         if (t.compute_bytes() != t.bytes()) away.brought += part;

@@ -23,16 +23,17 @@ inline void check_true(bool ok, const char* what, const char* file, int line) {
 
 #define CHECK(what) check_true(static_cast<bool>(what), #what, __FILE__, __LINE__)
 #define CHECK_EQ(a, b) check_equal(a, b, #a " == " #b, __FILE__, __LINE__)
-#define CHECK_THROWS(expression, Type, part)                                                               \
-  do {                                                                                                     \
-    std::string message_ = "(nothing thrown)";                                                             \
-    try {                                                                                                  \
-      (void)(expression);                                                                                  \
-    } catch (const Type& e) {                                                                              \
-      message_ = e.what();                                                                                 \
-    }                                                                                                      \
-    if (message_.find(part) == std::string::npos) std::cerr << "got: " << message_ << "\n";                \
-    check_true(message_.find(part) != std::string::npos, #expression " throws " part, __FILE__, __LINE__); \
+#define CHECK_THROWS(expression, Type, part)                                                \
+  do {                                                                                      \
+    std::string message_ = "(nothing thrown)";                                              \
+    try {                                                                                   \
+      (void)(expression);                                                                   \
+    } catch (const Type& e) {                                                               \
+      message_ = e.what();                                                                  \
+    }                                                                                       \
+    if (message_.find(part) == std::string::npos) std::cerr << "got: " << message_ << "\n"; \
+    check_true(message_.find(part) != std::string::npos,                                    \
+               (std::string(#expression " throws ") + (part)).c_str(), __FILE__, __LINE__); \
   } while (0)
 
 inline int report(const char* name) {

@@ -4,6 +4,7 @@
 
 #include "check.hpp"
 #include "search/branch/schedule.hpp"
+#include "search/certificate/plan_certificate.hpp"
 #include "search/knapsack/hull_bound.hpp"
 #include "search/knapsack/solve.hpp"
 
@@ -89,5 +90,26 @@ int main() {
            23);  // the best of those that are looked at, and 24 of 1e17 ps are more than 2^61
   request.batches = {{24, 1}};
   CHECK_THROWS(schedule(model, request), InvalidProblem, "overflows 2^61");
+
+  // A bound's shares and weights, as a plan file states them, and what a transfer takes from computation.
+  request.batches.clear();
+  const auto refused = [&](const std::string& why) {
+    CHECK_THROWS(schedule(model, request), InvalidProblem, why);
+    CHECK_THROWS(bound_of_plan_ps(model, request, {{1, 1}, {{}}, {}}), InvalidProblem, why);
+  };
+  for (const int64_t share : {std::numeric_limits<int64_t>::min(), int64_t{-1}, int64_t{1025}}) {
+    request.space.shares = StepShares{share, 392};
+    refused("the bound's share of forward");
+    request.space.shares = StepShares{392, share};
+    refused("the bound's share of backward");
+    request.space.shares.reset();
+    request.space.pairs = {{1, 1, share}};
+    refused("a pair's weight");
+    request.space.pairs.clear();
+  }
+  for (const double stolen : {std::nan(""), -1.0, std::numeric_limits<double>::infinity()}) {
+    request.device.stolen = stolen;
+    refused("computation lost beside a transfer");
+  }
   return report("test_problem");
 }

@@ -145,6 +145,8 @@ void validate(const Device& device) {
     throw InvalidProblem("the slowdown of recomputation is " + std::to_string(device.recompute_slowdown));
   if (!(device.exposed >= 0 && device.exposed <= 1e6))
     throw InvalidProblem("exposed communication is " + std::to_string(device.exposed));
+  if (!(device.stolen >= 0 && device.stolen <= 1e6))
+    throw InvalidProblem("computation lost beside a transfer is " + std::to_string(device.stolen));
   seconds(device.optimizer_s_per_byte, "the optimizer's time for a byte");
   validate(device.host.copy, "copies to and from host memory");
   seconds(device.host.optimizer_s_per_byte, "the optimizer's time for a byte in host memory");
@@ -164,6 +166,15 @@ void validate(const Space& space) {
   seconds(space.slice_overhead_s, "the overhead of a slice");
   within(space.stage.in_flight, 1, kMostAccumulation, "micro-batches in flight");
   within(space.stage.micro_batches, 0, kMostAccumulation, "a stage's micro-batches");
+  if (space.shares) {
+    within(space.shares->forward, 0, StepShares::kWhole, "the bound's share of forward");
+    within(space.shares->backward, 0, StepShares::kWhole, "the bound's share of backward");
+  }
+  for (const PairWeight& pair : space.pairs) {
+    within(pair.earlier_bytes, 0, kMostBytes, "a pair's earlier unit in bytes");
+    within(pair.later_bytes, 0, kMostBytes, "a pair's later unit in bytes");
+    within(pair.weight, 0, StepShares::kWhole, "a pair's weight");
+  }
 }
 
 void validate(const Request& request) {

@@ -450,7 +450,8 @@ Parameter* UnitScheduler::unreduced() const {
 // See Note [Shards in host memory].
 void UnitScheduler::await_host_memory() {
   if (!shards_.offloads() || comm::left_out("host wait")) return;
-  reductions_lane_->synchronize();  // which copies gradients to the host
+  lane_->synchronize();                                            // which copies rows to the device
+  if (reductions_lane_ != lane_) reductions_lane_->synchronize();  // gradients to the host
   if (hybrid_) hybrid_->lane().synchronize();
 }
 

@@ -11,7 +11,7 @@ namespace osdp::runtime {
 // gradient, and the optimizer's state for them. Before a gather the lane copies the rows to the device; after
 // a reduction it adds the gradient that was kept and copies the sum back. Both copies run on the lane's
 // stream without blocking the host. So before the host reads a gradient (at the end of a backward) or may
-// write rows (also at the end of a forward), the host itself waits for the lane. Parameters that are not
+// write rows (also at the end of a forward), the host itself waits for the lanes. Parameters that are not
 // sharded, and slices, stay on the device.
 
 // `home` on the device that computes: a copy made on the current stream, with the lifetime of a task's

@@ -20,6 +20,7 @@ from osdp.sharding.drift import Drift
 
 _NO_METRICS = ("drift", "step_times_s", "assumed_machine")
 _NOTICED = 0.15  # of a machine's speed: smaller changes may be noise of the measurement
+_MORE = 1.02  # of the predicted peak: what is measured beyond that is explained
 _PREDICTED, _MEASURED = "#4c78a8", "#f58518"
 
 
@@ -91,6 +92,11 @@ def _notes(report: Report) -> Iterator[str]:
         yield (
             f"The predicted time is for {report.assumed_machine} (assumed); "
             'to plan for this machine: osdp.search(..., hardware="this")'
+        )
+    if report.measured_peak_memory_bytes > _MORE * (report.predicted_peak_memory_bytes or float("inf")):
+        yield (
+            "More memory than predicted: what an optimizer allocates and frees within its step is not predicted. "
+            "torch's AdamW allocates up to the size of all parameters of this rank, and nothing with fused=True."
         )
     if change := _change_of_speed(report):
         how = f"{change:.0%} slower" if change > 0 else f"{1 / (1 + change) - 1:.0%} faster"

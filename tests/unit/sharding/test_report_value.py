@@ -47,6 +47,13 @@ def test_the_time_of_an_assumed_machine_has_no_error() -> None:
     assert "a100-8" in shown and 'hardware="this"' in shown
 
 
+def test_a_peak_above_the_prediction_is_explained() -> None:
+    above = dataclasses.replace(FULL, measured_peak_memory_bytes=4 * 2**20)
+    assert "fused=True" in str(above)
+    for report in (FULL, BY_HAND, dataclasses.replace(FULL, measured_peak_memory_bytes=3 * 2**20)):
+        assert "fused=True" not in str(report)
+
+
 def test_the_picture_shows_every_step_and_what_is_known_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     steps, memory = FULL.plot().axes
     assert [round(y) for y in steps.lines[0].get_ydata()[:3]] == [300, 200, 125]

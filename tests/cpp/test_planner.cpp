@@ -107,6 +107,25 @@ void a_step_keeps_its_limit_whatever_its_timing() {
   CHECK(held_back > 5);
 }
 
+// Where a transfer delays computation beside it by more than it takes alone, gathering ahead costs time.
+void nothing_is_gathered_ahead_that_costs_time() {
+  Random dice(5);
+  int held_back = 0;
+  for (int n = 0; n < 6; ++n) {
+    const Model model = random_model(dice, 8);
+    Manner delayed = manner(model);
+    delayed.stolen_permille = 2800;
+    const Planner planner(model, request(4), delayed);
+    const Answer best = planner.search(wish_for(int64_t{1} << 40));
+    PlainPlan alone = best.plan;
+    alone.gather_bytes = 1;
+    CHECK(best.played.step_ps <= planner.play(alone).step_ps);
+    CHECK(best.peak_bytes == planner.largest_peak(best.plan));
+    held_back += best.plan.gather_bytes == 1;
+  }
+  CHECK(held_back > 0);
+}
+
 void a_limit_leaves_its_margin() {
   CHECK_EQ(PeakLimit(1000).most_bytes(), 990);
   for (int64_t peak = 0; peak < 500; ++peak) {
@@ -234,6 +253,7 @@ int main(int argc, char** argv) {
   what_is_returned_fits_and_has_a_proof();
   a_step_keeps_its_limit_whatever_its_timing();
   a_limit_leaves_its_margin();
+  nothing_is_gathered_ahead_that_costs_time();
   a_larger_space_needs_no_larger_limit(argc > 1 ? std::atoi(argv[1]) : 8);
   the_least_memory_is_the_least();
   the_largest_batch_is_the_largest();

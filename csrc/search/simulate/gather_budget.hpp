@@ -6,6 +6,9 @@
 // small ones fill twice its size. Gathering ahead further than computation lasts saves no time. So the budget
 // is what the limit leaves beside everything else: the largest one with which the step's largest peak keeps
 // the limit, from nothing ahead of the unit in use to the memory of 1 + `prefetch` units of the largest size.
+// Where a transfer delays computation beside it by more than it takes alone (stolen computation above 1, as
+// on hosts whose cores do both), gathering ahead costs time: there a step that gathers nothing ahead is
+// played too, and the faster of the two budgets is taken.
 #pragma once
 
 #include <cstdint>

@@ -61,8 +61,8 @@ class PlanPlayer {
   PlayedStep play(const Step& step) const;
   // The largest memory peak over all possible durations of communication (simulate/largest_peak.hpp).
   int64_t largest_peak(const Step& step) const;
-  // The same, after the memory for gathered units was set to what a limit leaves
-  // (simulate/gather_budget.hpp).
+  // The same, after the memory for gathered units was set to what a limit leaves, or to that of the unit in
+  // use alone (Note [Budget for gathering] in simulate/gather_budget.hpp).
   int64_t fit(Step& step, int64_t most_bytes) const;
   // Simulates every micro-batch and records all events.
   Timeline timeline(const PlainPlan& plan, const std::vector<Members>& units) const;

@@ -97,16 +97,23 @@ int64_t PlanPlayer::largest_peak(const Step& step) const {
                                                                      : with_micro_batches(step, alike(step)));
 }
 
+// Note [Budget for gathering]
 int64_t PlanPlayer::fit(Step& step, int64_t most_bytes) const {
-  Step few = with_micro_batches(step, std::min(step.accumulation, alike(step)));
-  int64_t peak = fit_gather_bytes(few, most_bytes);
-  step.gather_bytes = few.gather_bytes;
+  const int64_t peak = fit_largest(step, most_bytes);
   if (manner_.stolen_permille <= 1000 || step.prefetch == 0 || step.units.empty()) return peak;
-  Step alone = step;  // Note [Budget for gathering]
-  alone.gather_bytes = few.gather_bytes = 1;
+  Step alone = step;
+  alone.gather_bytes = 1;
   if (play(alone).step_ps > play(step).step_ps) return peak;
   step.gather_bytes = 1;
-  return osdp::search::largest_peak(few);
+  return largest_peak(step);
+}
+
+int64_t PlanPlayer::fit_largest(Step& step, int64_t most_bytes) const {
+  if (step.accumulation <= alike(step)) return fit_gather_bytes(step, most_bytes);
+  Step few = with_micro_batches(step, alike(step));
+  const int64_t peak = fit_gather_bytes(few, most_bytes);
+  step.gather_bytes = few.gather_bytes;
+  return peak;
 }
 
 Timeline PlanPlayer::timeline(const PlainPlan& plan, const std::vector<Members>& units) const {

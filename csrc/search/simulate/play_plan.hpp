@@ -69,6 +69,7 @@ class PlanPlayer {
 
  private:
   PlannedUnit planned(const Members& members) const;
+  int64_t fit_largest(Step& step, int64_t most_bytes) const;
 
   const Model& model_;
   const Request& request_;

@@ -1,12 +1,12 @@
 // CallHook: the hooks of one module's calls, which drive a Runtime.
 #pragma once
 
-#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <memory>
 #include <vector>
 
+#include "bindings/held.hpp"
 #include "runtime/runtime.hpp"
 
 namespace osdp::bindings {
@@ -22,22 +22,6 @@ struct TreeWatch {
   py::object look;
 };
 TreeWatch& tree_watch();
-
-// The entry in which a module finds a parameter: torch.func.functional_call puts other tensors there during a
-// call.
-struct Held {
-  py::dict parameters;  // of the module that owns it
-  py::object leaf;
-  py::object parameter;
-  int64_t index;
-
-  // The tensor that replaces the parameter; undefined if none does.
-  at::Tensor other() const {
-    PyObject* found = PyDict_GetItem(parameters.ptr(), leaf.ptr());
-    const bool is_other = found && found != parameter.ptr() && THPVariable_Check(found);
-    return is_other ? THPVariable_Unpack(found) : at::Tensor();
-  }
-};
 
 // The object that a module's hooks call. It keeps the runtime alive as long as the hooks exist.
 struct CallHook {

@@ -6,6 +6,8 @@
 
 #include <sstream>
 
+#include "bindings/held.hpp"
+#include "faults/errors.hpp"
 #include "ops/slice_source.hpp"
 #include "ops/split_embedding.hpp"
 #include "ops/split_linear.hpp"
@@ -74,17 +76,44 @@ void refuse_transforms(const char* op) {
       " cannot be transformed by torch.func; give the operator granularity 1 in the plan");
 }
 
+// What torch.func.functional_call has put in the place of a parameter of the module for this call.
+// `parameters`: the module's `_parameters`, or None.
+struct Replaceable {
+  std::optional<osdp::bindings::Held> held;
+
+  Replaceable(const py::object& parameters, const char* leaf) {
+    if (parameters.is_none()) return;
+    const py::dict entries(parameters);
+    if (entries.contains(leaf)) held.emplace(entries, py::str(leaf), entries[leaf]);
+  }
+
+  at::Tensor other() const { return held ? held->other() : at::Tensor(); }
+
+  // As `other`, of a weight, which slices would not see.
+  at::Tensor whole(int64_t rows, int64_t columns) const {
+    const at::Tensor found = other();
+    OSDP_CHECK(!found.defined() || found.sizes() == at::IntArrayRef({rows, columns}), Sharding,
+               "OSDP: a weight that is computed in slices is replaced by a tensor ", found.sizes(),
+               " for this call (torch.func.functional_call?), and in full it is [", rows, ", ", columns,
+               "]. Give full tensors, as model.state_dict() has them, or the model's own parameters.");
+    return found;
+  }
+};
+
 // linear.forward = SplitCall(linear.weight, linear.bias, ...): the module keeps its class, name, parameters
-// and hooks. Holds the Parameter objects, so it sees changes by set_data, an optimizer or load_state_dict,
-// but not a *new* Parameter object assigned to the module.
+// and hooks. Holds the Parameter objects, so it sees changes by set_data, an optimizer or load_state_dict.
+// Other tensors in the module's `parameters` are seen, too: a weight that is given in full for a call has no
+// slices to gather, and is used as it is.
 struct SplitCall {
   at::Tensor weight;
   std::optional<at::Tensor> bias;
   int64_t out_features, in_features, granularity, split, source;
   bool transposed;
+  Replaceable weight_of_call, bias_of_call;
 
   SplitCall(at::Tensor weight, std::optional<at::Tensor> bias, int64_t out_features, int64_t in_features,
-            int64_t granularity, const py::object& split, int64_t source, bool transposed)
+            int64_t granularity, const py::object& split, int64_t source, bool transposed,
+            const py::object& parameters)
       : weight(std::move(weight)),
         bias(std::move(bias)),
         out_features(out_features),
@@ -92,14 +121,22 @@ struct SplitCall {
         granularity(granularity),
         split(parse_split(split)),
         source(source),
-        transposed(transposed) {
+        transposed(transposed),
+        weight_of_call(parameters, "weight"),
+        bias_of_call(parameters, "bias") {
     (void)ops::SplitShape(out_features, in_features, granularity, this->split,
                           transposed);  // refuse now, not at the first call
   }
 
   at::Tensor operator()(const at::Tensor& input) const {
+    const at::Tensor given = transposed ? weight_of_call.whole(in_features, out_features)
+                                        : weight_of_call.whole(out_features, in_features);
+    const at::Tensor other = bias_of_call.other();
+    const std::optional<at::Tensor> added = other.defined() ? other : bias;
+    const py::gil_scoped_release no_gil;
+    if (given.defined()) return at::linear(input, transposed ? given.t() : given, added);
     refuse_transforms("osdp::split_linear");
-    return ops::split_linear(input, weight, bias, out_features, in_features, granularity, split, transposed,
+    return ops::split_linear(input, weight, added, out_features, in_features, granularity, split, transposed,
                              source);
   }
 
@@ -116,20 +153,25 @@ struct SplitCall {
 struct SplitLookUp {
   at::Tensor weight;
   int64_t rows, columns, padding_idx, granularity, split, source;
+  Replaceable weight_of_call;
 
   SplitLookUp(at::Tensor weight, int64_t rows, int64_t columns, std::optional<int64_t> padding_idx,
-              int64_t granularity, const py::object& split, int64_t source)
+              int64_t granularity, const py::object& split, int64_t source, const py::object& parameters)
       : weight(std::move(weight)),
         rows(rows),
         columns(columns),
         padding_idx(padding_idx.value_or(-1)),
         granularity(granularity),
         split(parse_split(split)),
-        source(source) {
+        source(source),
+        weight_of_call(parameters, "weight") {
     (void)ops::SplitShape(rows, columns, granularity, this->split);
   }
 
   at::Tensor operator()(const at::Tensor& input) const {
+    const at::Tensor given = weight_of_call.whole(rows, columns);
+    const py::gil_scoped_release no_gil;
+    if (given.defined()) return at::embedding(given, input, padding_idx);
     refuse_transforms("osdp::split_embedding");
     return ops::split_embedding(input, weight, rows, columns, padding_idx, granularity, split, source);
   }
@@ -164,12 +206,15 @@ void bind_ops(py::module_& m) {
       "`granularity` slices along "
       "out (split='out' or 0) or in ('in' or 1); called like nn.Linear.forward. `source`: an id from "
       "register_source, 0: the slices of `weight` itself. `transposed`: the weight is [in_features, "
-      "out_features].")
+      "out_features]. `parameters`: the module's `_parameters`; another weight or bias that is found there "
+      "is "
+      "used in its place.")
       .def(py::init<at::Tensor, std::optional<at::Tensor>, int64_t, int64_t, int64_t, const py::object&,
-                    int64_t, bool>(),
+                    int64_t, bool, const py::object&>(),
            py::arg("weight"), py::arg("bias"), py::arg("out_features"), py::arg("in_features"),
-           py::arg("granularity"), py::arg("split"), py::arg("source") = 0, py::arg("transposed") = false)
-      .def("__call__", &SplitCall::operator(), py::arg("input"), py::call_guard<py::gil_scoped_release>())
+           py::arg("granularity"), py::arg("split"), py::arg("source") = 0, py::arg("transposed") = false,
+           py::arg("parameters") = py::none())
+      .def("__call__", &SplitCall::operator(), py::arg("input"))
       .def("__repr__", &SplitCall::repr)
       .def_readonly("granularity", &SplitCall::granularity)
       .def_readonly("split", &SplitCall::split)
@@ -177,13 +222,14 @@ void bind_ops(py::module_& m) {
   py::class_<SplitLookUp>(
       m, "SplitLookUp",
       "The look-up of an nn.Embedding with weight [rows, columns], computed in `granularity` slices of its "
-      "rows (split='out' or 0) or columns ('in' or 1); called like nn.Embedding.forward. `source`: as of "
-      "SplitCall.")
-      .def(py::init<at::Tensor, int64_t, int64_t, std::optional<int64_t>, int64_t, const py::object&,
-                    int64_t>(),
+      "rows (split='out' or 0) or columns ('in' or 1); called like nn.Embedding.forward. `source` and "
+      "`parameters`: as of SplitCall.")
+      .def(py::init<at::Tensor, int64_t, int64_t, std::optional<int64_t>, int64_t, const py::object&, int64_t,
+                    const py::object&>(),
            py::arg("weight"), py::arg("rows"), py::arg("columns"), py::arg("padding_idx"),
-           py::arg("granularity"), py::arg("split"), py::arg("source") = 0)
-      .def("__call__", &SplitLookUp::operator(), py::arg("input"), py::call_guard<py::gil_scoped_release>())
+           py::arg("granularity"), py::arg("split"), py::arg("source") = 0,
+           py::arg("parameters") = py::none())
+      .def("__call__", &SplitLookUp::operator(), py::arg("input"))
       .def("__repr__", &SplitLookUp::repr)
       .def_readonly("granularity", &SplitLookUp::granularity)
       .def_readonly("split", &SplitLookUp::split)

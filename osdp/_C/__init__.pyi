@@ -57,7 +57,7 @@ __all__: list[str] = [
 
 class SplitCall:
     """
-    The product of an nn.Linear with weight [out_features, in_features], computed in `granularity` slices along out (split='out' or 0) or in ('in' or 1); called like nn.Linear.forward. `source`: an id from register_source, 0: the slices of `weight` itself. `transposed`: the weight is [in_features, out_features].
+    The product of an nn.Linear with weight [out_features, in_features], computed in `granularity` slices along out (split='out' or 0) or in ('in' or 1); called like nn.Linear.forward. `source`: an id from register_source, 0: the slices of `weight` itself. `transposed`: the weight is [in_features, out_features]. `parameters`: the module's `_parameters`; another weight or bias that is found there is used in its place.
     """
     def __call__(self, input: torch.Tensor) -> torch.Tensor: ...
     def __init__(
@@ -70,6 +70,7 @@ class SplitCall:
         split: typing.Any,
         source: typing.SupportsInt | typing.SupportsIndex = 0,
         transposed: bool = False,
+        parameters: typing.Any = None,
     ) -> None: ...
     def __repr__(self) -> str: ...
     @property
@@ -81,7 +82,7 @@ class SplitCall:
 
 class SplitLookUp:
     """
-    The look-up of an nn.Embedding with weight [rows, columns], computed in `granularity` slices of its rows (split='out' or 0) or columns ('in' or 1); called like nn.Embedding.forward. `source`: as of SplitCall.
+    The look-up of an nn.Embedding with weight [rows, columns], computed in `granularity` slices of its rows (split='out' or 0) or columns ('in' or 1); called like nn.Embedding.forward. `source` and `parameters`: as of SplitCall.
     """
     def __call__(self, input: torch.Tensor) -> torch.Tensor: ...
     def __init__(
@@ -93,6 +94,7 @@ class SplitLookUp:
         granularity: typing.SupportsInt | typing.SupportsIndex,
         split: typing.Any,
         source: typing.SupportsInt | typing.SupportsIndex = 0,
+        parameters: typing.Any = None,
     ) -> None: ...
     def __repr__(self) -> str: ...
     @property

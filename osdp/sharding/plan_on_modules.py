@@ -83,13 +83,21 @@ def _install_splits(model: nn.Module, plan: Plan, index: dict[str, int], runtime
                         "parallelize_module has divided, which cannot be computed in slices: give it granularity 1 in "
                         "the plan, or describe this model again"
                     )
-                forward = split_embedding.SplitLookUp(module.weight, rows, columns, module.padding_idx, *how)
+                forward = split_embedding.SplitLookUp(
+                    module.weight, rows, columns, module.padding_idx, *how, module._parameters
+                )
             else:
                 bias = module.bias if layout is None else None
                 turned = is_conv1d(module)
                 outputs, inputs = (columns, rows) if turned else (rows, columns)
                 forward = split_linear.SplitCall(
-                    module.weight, bias, outputs, inputs, *how, transposed=turned
+                    module.weight,
+                    bias,
+                    outputs,
+                    inputs,
+                    *how,
+                    transposed=turned,
+                    parameters=module._parameters if layout is None else None,
                 )
                 if layout is not None:
                     forward = DividedSplit(module, layout, forward)

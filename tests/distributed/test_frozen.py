@@ -117,6 +117,28 @@ def test_freezing_and_thawing_between_steps(ranks):
     ranks(freeze_later, world=2)
 
 
+def freeze_after_forward(me: Member) -> None:
+    """As in one process, what is frozen when its gradient comes gets none; of a slice of some rows, too."""
+    for split in ("out", "in"):
+        with naming(split):
+            pair = Pair(me, Workload(layers, vectors(6, 5)), lambda d, split=split: plans.in_slices(d, split))
+            for step in range(2):
+                losses = pair.forward(pair.data(step))
+                for (model, _), loss in zip(pair.both, losses, strict=True):
+                    freezing("3.", "9.weight")(model)
+                    loss.backward()
+                pair.same_gradients()
+                for model, _ in pair.both:
+                    assert model[3].weight.grad is None
+                    model.requires_grad_(True)
+                pair.update()
+            pair.same_parameters()
+
+
+def test_freezing_between_forward_and_backward(ranks):
+    ranks(freeze_after_forward, world=2)
+
+
 class Branches(nn.Module):
     """Two layers read one value; in backward the wide one, whose weight is frozen, comes first."""
 

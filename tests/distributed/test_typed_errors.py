@@ -306,6 +306,15 @@ def functional(me: Member) -> None:
             pair.whole.zero_grad(), pair.sharded.zero_grad()
             pair.train(steps=1)
 
+    for split in ("out", "in"):
+        with naming(f"slices along {split}"):
+            pair = pair_of(me, lambda d, split=split: plans.in_slices(d, split))
+            (x,), _ = pair.data(0)
+            given = {n: 2 * p for n, p in pair.sharded.state_dict().items()}
+            called = torch.func.functional_call(pair.sharded, given, (me.part(x),))
+            wanted = torch.func.functional_call(pair.whole, given, (x,))
+            close(called, me.part(wanted), pair.tolerance, "functional_call")
+
 
 @pytest.mark.outcome(
     "`torch.vmap(model)`; `torch.func.functional_call` with full tensors or the model's own", "equal"

@@ -87,6 +87,7 @@ void SliceProvider::put_gradient(int64_t param, int64_t slice, at::Tensor gradie
       "in the plan.");
   at::NoGradGuard no_grad;
   backward_.begin();
+  if (!p.tensor().requires_grad()) return;  // frozen since the forward, as AccumulateGrad asks
   if (p.gradient_scale() != 1) gradient.mul_(p.gradient_scale());
   if (slice < whole_slices(p)) return buckets_.add_slice_gradient(p, slice, gradient);
   units_.slice_gradient_arrived(unit_of(p, slice), std::move(gradient));

@@ -86,6 +86,18 @@ def test_the_tables_accumulate_grad_node_runs_after_the_last_put_grad(split: str
 
 
 @pytest.mark.parametrize("split", ("out", "in"))
+def test_a_functional_call_looks_up_what_it_gives(split: str) -> None:
+    source, table, at = TensorSource(torch.randn(ROWS, COLUMNS), 4, split), torch.randn(ROWS, COLUMNS), [0, 5]
+    embedding = torch.nn.Embedding(ROWS, COLUMNS, padding_idx=5)
+    embedding.forward = SplitLookUp(  # type: ignore[method-assign]
+        embedding.weight, ROWS, COLUMNS, 5, 4, split, source.id, embedding._parameters
+    )
+    found = torch.func.functional_call(embedding, {"weight": table}, (torch.tensor(at),))
+    assert torch.equal(found, table[at]) and not source.events
+    source.close()
+
+
+@pytest.mark.parametrize("split", ("out", "in"))
 def test_a_frozen_table_has_no_graph(split: str) -> None:
     held = stacked(torch.randn(ROWS, COLUMNS), 2, split)
     y = split_embedding(torch.tensor([1, 2]), held, granularity=2, split=split)

@@ -203,6 +203,32 @@ def test_split_call_sees_what_is_put_into_the_parameters() -> None:
     assert weight.grad is not None and bias.grad is not None
 
 
+@pytest.mark.parametrize("transposed", (False, True))
+def test_split_call_computes_with_what_a_functional_call_gives(
+    source: TensorSource, transposed: bool
+) -> None:
+    """Not with the slices, which are another weight's."""
+    linear, x = make_linear(source), sample()
+    whole = nn.Linear(OUT, IN) if transposed else linear
+    sizes = (IN, OUT) if transposed else (OUT, IN)
+    given = {k: torch.randn_like(p).double().requires_grad_() for k, p in linear.named_parameters()}
+    expected = torch.func.functional_call(linear, given, (x,))
+    weight, bias = linear.weight, linear.bias
+    if transposed:
+        whole.weight, whole.bias, given["weight"] = weight, bias, given["weight"].t()
+    whole.forward = SplitCall(  # type: ignore[method-assign]
+        weight, bias, OUT, IN, G, source.split, source.id, transposed, whole._parameters
+    )
+    called = torch.func.functional_call(whole, given, (x,))
+    torch.testing.assert_close(called, expected)
+    assert all(g.any() for g in torch.autograd.grad(called.sum(), list(given.values()))) and not source.grads
+    with pytest.raises(RuntimeError, match=rf"replaced by a tensor \[2, .*in full it is \[{sizes[0]}, "):
+        torch.func.functional_call(whole, {"weight": given["weight"][:2]}, (x,))
+    if not transposed:
+        other = torch.func.functional_call(whole, {"bias": given["bias"]}, (x,))
+        torch.testing.assert_close(other - whole(x), (given["bias"] - bias).expand_as(other))
+
+
 def test_split_call_refuses_at_once_what_cannot_be() -> None:
     weight = nn.Parameter(torch.zeros(OUT, IN))
     with pytest.raises(ValueError, match="does not divide"):

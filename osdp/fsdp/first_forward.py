@@ -150,6 +150,10 @@ def _before_call(model: nn.Module, method: str | None, args: Any, kwargs: Any) -
     sharded = sharded_of(model)
     if sharded is None or sharded.runtime.summoned or sharded.runtime.in_pass:
         return  # None: a part that is read for the plan of the model around it
+    held = {id(p): p for p in model.parameters()}
+    replaced = not sharded.runtime.tree_changed and any(id(p) not in held for p in sharded.tree.known)
+    if replaced or any(not isinstance(p, nn.Parameter) for p in held.values()):
+        return  # torch.func.functional_call has put other tensors there for this call
     sharded.runtime.end_read_only()
     helpers = _waiting[model].helpers
     options = stop_waiting(model)

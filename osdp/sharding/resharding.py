@@ -106,7 +106,8 @@ class Resharding:
         sharded = self.parts[0][1]
         before, now = (_layouts(p, sharded.grid) for p in (sharded.plan, plan))
         known = sharded.tree.known
-        as_planned = list(zip(sharded.planned, known, strict=False)) == list(self.model.named_parameters())
+        held = [(name, id(p)) for name, p in self.model.named_parameters()]  # tensors compare by elements
+        as_planned = list(zip(sharded.planned, map(id, known), strict=False)) == held
         dtypes = {p.name: p.dtype for o in sharded.plan.description.operators for p in o.parameters}
         lanes = sharded.device.type == "cpu" or plan.separate_reductions == sharded.plan.separate_reductions
         hybrid = any(c.traits.inside_hosts for c in plan.choices.values())

@@ -89,6 +89,30 @@ def test_parameters_are_gathered_where_the_first_forward_reads_them(ranks):
     ranks(regrouped, world=2)
 
 
+def others_at_first(me: Member) -> None:
+    """Before the first forward a script replaces a layer, or calls the model with other tensors in its parameters' place."""
+    for rows in (300, 20):
+        plain, inner = Layers(), Layers()
+        models = (plain, FSDP(inner, me.group))
+        for model in models:
+            torch.manual_seed(3)
+            model.rest[2] = nn.Linear(300, rows)
+        given = {name: 2 * value for name, value in plain.state_dict().items()}
+        x = torch.randn(2, 300)
+        calls = [torch.func.functional_call(m, given, (x,)) for m in (plain, inner)]
+        close(calls[1], calls[0], 1e-5, "functional_call")
+        for model in models:
+            model(x).square().mean().backward()
+        close(models[1](x), plain(x), 1e-5, "output")
+        with osdp.summon_full_params(inner, with_grads=True):
+            for got, wanted in zip(inner.parameters(), plain.parameters(), strict=True):
+                close(got.grad, wanted.grad, 1e-5, "gradient")
+
+
+def test_another_layer_or_other_tensors_before_the_first_forward(ranks):
+    ranks(others_at_first, world=2)
+
+
 def blocks_and_the_rest(me: Member) -> None:
     whole, model = net(SEED), net(SEED + me.rank)
     mesh = DeviceMesh.from_group(me.group, "cpu")

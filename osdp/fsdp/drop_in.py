@@ -25,6 +25,7 @@ from osdp.fsdp.marks import MARKS, refuse_planned
 from osdp.fsdp.options import OPTIONS, Options
 from osdp.fsdp.policies import wrap_selected
 from osdp.fsdp.shard import separate_parts, shard
+from osdp.fsdp.wrapper_hooks import WrapperHooks
 from osdp.plan.plan import Plan
 from osdp.sharding import step_scopes
 from osdp.sharding.forward_methods import outermost_around, part_of
@@ -38,7 +39,7 @@ def _fsdp_modules(module: nn.Module, root_only: bool = False) -> list[FullyShard
     return [m for m in found if not root_only or m.check_is_root()]
 
 
-class FullyShardedDataParallel(nn.Module):
+class FullyShardedDataParallel(WrapperHooks):
     """Wraps `module`, sharded by a plan. Collective over `process_group` (default: all ranks).
 
     With neither `plan` nor `memory` everything is FULL_SHARD, as in FSDP, and each parameter is gathered by

@@ -128,6 +128,54 @@ def test_all_own_code_sees_values_in_torchs_order(ranks):
     ranks(own_code_sees_values, world=2)
 
 
+def hooks_of_wrappers(me: Member) -> None:
+    """Registered on a wrapper, outermost or inside, they run as in one process, with the wrapper; copies have their own."""
+
+    def watch(model: nn.Module, log: list[Any]) -> list[Any]:
+        def hook(name: str) -> Any:
+            return lambda m, *rest: log.append((name, m, *[r for r in rest if isinstance(r, str)]))
+
+        def saved(m: nn.Module, state: Any, prefix: str, metadata: Any) -> None:
+            log.append(("saved", m, prefix, tuple(state[prefix + "weight"].shape)))
+            state[prefix + "doubled"] = 2 * state.pop(prefix + "weight")
+
+        def loads(m: nn.Module, state: Any, prefix: str, *rest: Any) -> None:
+            log.append(("loads", m, prefix))
+            state[prefix + "weight"] = state.pop(prefix + "doubled") / 2
+
+        inner = model[0]
+        return [
+            inner.register_state_dict_post_hook(saved),
+            inner.register_load_state_dict_pre_hook(loads),
+            model.register_state_dict_pre_hook(hook("pre-hook")),
+            model._register_state_dict_hook(hook("hook")),
+            model._register_load_state_dict_pre_hook(hook("load hook"), with_module=True),
+            model.register_load_state_dict_post_hook(hook("loaded")),
+        ]
+
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 2))
+    model = copy.deepcopy(plain)
+    model[0] = FSDP(model[0], me.group)
+    logs: list[list[Any]] = [[], []]
+    model = FSDP(model, me.group)
+    handles = [watch(m, log) for m, log in ((plain, logs[0]), (model, logs[1]))]
+    for each, log in ((plain, logs[0]), (model, logs[1]), (copy.deepcopy(model), logs[1])):
+        log.clear()
+        state = each.state_dict()
+        assert sorted(state) == ["0.bias", "0.doubled", "1.bias", "1.weight"]
+        each.load_state_dict(state)
+        assert [m for _, m, *_ in log] == [each, each[0], each, each, each[0], each]
+        assert [(what, *rest) for what, _, *rest in log] == [(what, *rest) for what, _, *rest in logs[0]]
+    for handle in handles[1]:
+        handle.remove()
+    assert sorted(model.state_dict()) == ["0.bias", "0.weight", "1.bias", "1.weight"]
+
+
+def test_hooks_that_are_registered_on_wrappers(ranks):
+    ranks(hooks_of_wrappers, world=2)
+
+
 class Fused(nn.Module):
     """Owns one weight, saves three and loads three."""
 
@@ -422,7 +470,8 @@ def forms(me: Member) -> None:
     for kind in (Fused, Derived, Tied):
         plain, model = around(kind, 0), shard(me, around(kind, 0), "class")
         outer = nn.ModuleDict({"a": model})
-        outer["a"].register_state_dict_post_hook(lambda m, state, *_: state.update(added=torch.ones(1)))
+        for each in (plain, outer["a"]):
+            each.register_state_dict_post_hook(lambda m, state, *_: state.update(added=torch.ones(1)))
         with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT, FullStateDictConfig(True, True)):
             state = model.state_dict()
             same(state, plain.state_dict() if me.rank == 0 else {})
@@ -430,7 +479,7 @@ def forms(me: Member) -> None:
             state = model.state_dict()
             assert any(isinstance(v, DTensor) for v in state.values())
             same(state, plain.state_dict())
-            model.load_state_dict(state)
+            model.load_state_dict({key: value for key, value in state.items() if key != "added"})
         code = {
             Fused: "state_dict_hook Fused.split",
             Derived: "_save_to_state_dict",

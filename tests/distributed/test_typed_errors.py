@@ -150,6 +150,13 @@ def input_penalty(me: Member) -> None:
                     pair.update()
                 pair.same_parameters()
                 pair.train(steps=1)
+                (x,), _ = pair.data(3)
+                for (model, _), mine in zip(pair.both, (x, me.part(x)), strict=True):
+                    # A gradient of a gradient that reaches no output of the model, and then a backward of it.
+                    along = torch.ones_like(mine)
+                    _, slope = torch.autograd.functional.jvp(model, mine, along, create_graph=True)
+                    slope.square().sum(1).mean().backward()
+                pair.same_gradients()
                 assert osdp.sharding.sharded_model.runtime_of(pair.sharded).gathered_bytes() == 0
 
 

@@ -62,7 +62,10 @@ void BackwardPass::reduce_kept() {
 // converts errors hooks it (osdp/sharding/torch_patches/autograd_errors.py).
 void BackwardPass::begin_again() {
   NoInference no_inference;
-  if (graph_created_) begin();
+  if (!graph_created_) return;
+  begin();
+  // It may reach no output of a call (autograd.functional.jvp), and be itself differentiated.
+  creates_graph_ |= at::GradMode::is_enabled();
 }
 
 // Note [Gradients that are asked for]

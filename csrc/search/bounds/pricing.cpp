@@ -244,18 +244,13 @@ bool Pricing::repair(Decision& decision, std::vector<int64_t>& phases, int64_t l
 int64_t step_ps(const EquivalenceClasses& classes, const Decision& decision, Batch batch) {
   int128 sum = static_cast<int128>(batch.accumulation) * classes.compute_ps(batch.size);
   for (const EquivalenceClass& cls : classes.classes) {
-    for (size_t m = 0; m < cls.instances.size(); ++m) {
-      const Recompute way = cls.block ? decision.ways[cls.blocks[m]] : Recompute::None;
-      if (way != Recompute::None)
+    for (const int b : cls.blocks)
+      if (decision.ways[b] != Recompute::None)
         sum += static_cast<int128>(batch.accumulation) * cls.recompute_ps(batch.size);
-      for (size_t p = 0; p < cls.slots.size(); ++p) {
-        const int choice = decision.choices[cls.instances[m][p]];
-        if (choice < 0) continue;
-        const Candidate& c = cls.slots[p].candidates[static_cast<int>(way)][choice];
-        sum += static_cast<int128>(batch.accumulation) * c.communication_ps + c.optimizer_ps;
-      }
-    }
   }
+  for_each_choice(classes, decision, [&](int, const Candidate& c) {
+    sum += static_cast<int128>(batch.accumulation) * c.communication_ps + c.optimizer_ps;
+  });
   if (sum > kLargestSum) throw InvalidProblem("the time of one step overflows 2^61");
   return static_cast<int64_t>(sum);
 }

@@ -101,6 +101,12 @@ void BranchAndBound::finish() {
   best_.seconds = watch_.seconds();
 }
 
+Budget BranchAndBound::rest_of_budget() const {
+  Budget rest = budget_;
+  if (rest.time_limit_s > 0) rest.time_limit_s = std::max(1e-3, rest.time_limit_s - watch_.seconds());
+  return rest;
+}
+
 Schedule BranchAndBound::run() {
   first_rows();
   first_rows_ = rows_.size();

@@ -61,6 +61,7 @@ class BranchAndBound {
   // False if a phase exceeds the limit; that phase is stored in broken_.
   bool accept(const FixedNode& leaf, Batch batch);
   void finish();
+  Budget rest_of_budget() const;  // for a search of its own
 
   // Regions (branch/nodes.cpp); push() computes a region's bound.
   void begin();

@@ -76,9 +76,8 @@ void BranchAndBound::solve(const BranchNode& w) {
   const Bounded bounded = relax(classes_, t, request_, region(w), choices, w.prices, 1e300);
   if (!bounded.feasible) return;
   const int64_t cutoff = this->cutoff(w);
-  Budget rest = budget_;
-  if (rest.time_limit_s > 0) rest.time_limit_s = std::max(1e-3, rest.time_limit_s - watch_.seconds());
-  const FixedNode leaf = solve_fixed_node(classes_, t, request_, region(w), bounded, model_, cutoff, rest);
+  const FixedNode leaf =
+      solve_fixed_node(classes_, t, request_, region(w), bounded, model_, cutoff, rest_of_budget());
   best_.leaves++;
   best_.nodes += leaf.nodes;
   watch_.ask();

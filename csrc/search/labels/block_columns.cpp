@@ -4,8 +4,6 @@
 #include <limits>
 #include <utility>
 
-#include "search/problem/dominance.hpp"
-
 namespace osdp::search {
 namespace {
 
@@ -48,16 +46,13 @@ WayCost cost_of(const ChainResources& chain, const ChainResources::Segment& segm
 }
 
 // A partial column: choices for the first slots of a segment.
-struct Part {
-  int64_t time = 0, before = 0, after = 0, peak = 0, now = 0;  // now: `before`, and what is held only inside
+struct Part : Stretch {
+  int64_t now = 0;  // `before`, and what is held only inside
   double extra = 0;
   uint32_t parent = 0;
   int candidate = -1;
+  bool no_worse(const Part& o) const { return Stretch::no_worse(o) && now <= o.now; }
 };
-
-bool no_worse(const Part& a, const Part& b) {
-  return a.time <= b.time && a.before <= b.before && a.after <= b.after && a.peak <= b.peak && a.now <= b.now;
-}
 
 // How many of the undominated ones each is compared with.
 constexpr size_t kLook = 8;
@@ -85,17 +80,17 @@ bool add_way(const ChainResources& chain, const ChainResources::Segment& segment
       for (const auto& [extra, o] : extras) {
         if (x.extra + extra > allowance) break;
         const int64_t now = x.now + o->before + saved + o->held;
-        next.push_back({x.time + o->time, x.before + o->before + (again ? 0 : saved), x.after + o->after,
-                        std::max(x.peak + o->after, now + o->own + work), now, x.extra + extra,
-                        static_cast<uint32_t>(n), o->candidate});
+        next.push_back({{x.time + o->time, x.before + o->before + (again ? 0 : saved), x.after + o->after,
+                         std::max(x.peak + o->after, now + o->own + work)},
+                        now,
+                        x.extra + extra,
+                        static_cast<uint32_t>(n),
+                        o->candidate});
       }
       if (next.size() > 16 * most || watch.spent(static_cast<int64_t>(5 * extras.size()))) return false;
     }
     if (extras.size() > 1) {
-      std::sort(next.begin(), next.end(), [](const Part& a, const Part& b) {
-        return a.time != b.time ? a.time < b.time : a.before + a.after + a.peak < b.before + b.after + b.peak;
-      });
-      drop_dominated(next, no_worse, kLook);
+      drop_dominated_stretches(next, kLook);
       watch.spent(static_cast<int64_t>(kLook * next.size()));
     }
     if (next.size() > most) return false;
@@ -147,15 +142,7 @@ bool list_block_columns(const ChainResources& chain, const ChainResources::Segme
     if (!add_way(chain, segment, chain.ways(segment.cls)[w], std::move(costs[w]), left, most, watch, columns))
       return false;
   }
-  std::sort(list.begin(), list.end(), [](const BlockColumn& a, const BlockColumn& b) {
-    return a.time != b.time ? a.time < b.time : a.before + a.after + a.peak < b.before + b.after + b.peak;
-  });
-  drop_dominated(
-      list,
-      [](const BlockColumn& a, const BlockColumn& b) {
-        return a.time <= b.time && a.before <= b.before && a.after <= b.after && a.peak <= b.peak;
-      },
-      kLook);
+  drop_dominated_stretches(list, kLook);
   return !watch.spent(static_cast<int64_t>(kLook * list.size()));
 }
 

@@ -2,6 +2,7 @@
 // See Note [Chain resources].
 #pragma once
 
+#include "search/problem/dominance.hpp"
 #include "search/problem/phases.hpp"
 #include "search/problem/problem.hpp"
 #include "search/problem/ways.hpp"
@@ -21,7 +22,36 @@ namespace osdp::search {
 // before and peak.
 struct Stretch {
   int64_t time = 0, before = 0, after = 0, peak = 0;
+  bool no_worse(const Stretch& o) const {
+    return time <= o.time && before <= o.before && after <= o.after && peak <= o.peak;
+  }
 };
+inline constexpr Stretch kNoStretch{0, 0, 0, -kLargestSum};  // of no segments
+// x followed by y.
+inline Stretch join(const Stretch& x, const Stretch& y) {
+  return {x.time + y.time, x.before + y.before, x.after + y.after,
+          std::max(x.peak + y.after, x.before + y.peak)};
+}
+
+// The least of each amount.
+template <class T>
+Stretch least_of(const std::vector<T>& list) {
+  Stretch least{kLargestSum, kLargestSum, kLargestSum, kLargestSum};
+  for (const T& x : list)
+    least = {std::min(least.time, x.time), std::min(least.before, x.before), std::min(least.after, x.after),
+             std::min(least.peak, x.peak)};
+  return least;
+}
+
+// Drops what another one dominates, as far as a comparison with the last `look` that are kept shows. Sorted
+// by time, and of equal times by the sum of the amounts, a later one never dominates an earlier one.
+template <class T>
+void drop_dominated_stretches(std::vector<T>& list, size_t look) {
+  std::sort(list.begin(), list.end(), [](const T& a, const T& b) {
+    return a.time != b.time ? a.time < b.time : a.before + a.after + a.peak < b.before + b.after + b.peak;
+  });
+  drop_dominated(list, [](const T& a, const T& b) { return a.no_worse(b); }, look);
+}
 
 // A plan's decision for one segment.
 struct Chosen {

@@ -18,8 +18,6 @@
 #include <limits>
 #include <utility>
 
-#include "search/problem/dominance.hpp"
-
 namespace osdp::search {
 namespace {
 
@@ -38,29 +36,6 @@ int64_t narrow(double v) {
   return v <= -static_cast<double>(kLargestSum)  ? -kLargestSum
          : v >= static_cast<double>(kLargestSum) ? kLargestSum
                                                  : static_cast<int64_t>(std::ceil(v));
-}
-
-void drop_dominated(std::vector<Item>& items) {
-  std::sort(items.begin(), items.end(), [](const Item& a, const Item& b) {
-    return a.time != b.time ? a.time < b.time : a.before + a.after + a.peak < b.before + b.after + b.peak;
-  });
-  search::drop_dominated(
-      items,
-      [](const Item& a, const Item& b) {
-        return a.before <= b.before && a.after <= b.after && a.peak <= b.peak;
-      },
-      items.size());
-}
-
-// The componentwise minimum of the items' amounts.
-Stretch least_of(const std::vector<Item>& items) {
-  Stretch least{kLargestSum, kLargestSum, kLargestSum, kLargestSum};
-  for (const Item& x : items) {
-    least.before = std::min(least.before, x.before);
-    least.after = std::min(least.after, x.after);
-    least.peak = std::min(least.peak, x.peak);
-  }
-  return least;
 }
 
 }  // namespace
@@ -145,22 +120,10 @@ void ColumnReduction::find_extremes() {
   until_.assign(n + 1, {}), from_.assign(n + 1, {});
   std::vector<Stretch> least;  // by list
   for (const List& list : lists_) least.push_back(least_of(list.items));
-  for (size_t s = 0; s < n; ++s) {
-    const Stretch& x = least[list(s)];
-    Extremes& u = until_[s + 1];
-    u = until_[s];
-    u.least_peak = std::max(u.least_peak + x.after, u.least_before + x.peak);
-    u.least_before += x.before, u.least_after += x.after;
-  }
-  for (size_t s = n; s-- > 0;) {
-    const Stretch& x = least[list(s)];
-    Extremes& f = from_[s];
-    f = from_[s + 1];
-    f.least_peak = std::max(x.peak + f.least_after, x.before + f.least_peak);
-    f.least_before += x.before, f.least_after += x.after;
-  }
-  for (Extremes& e : until_) e.most_before = e.most_after = e.most_peak = kLargestSum;
-  for (Extremes& e : from_) e.most_before = e.most_after = e.most_peak = kLargestSum;
+  for (size_t s = 0; s < n; ++s) until_[s + 1].least = join(until_[s].least, least[list(s)]);
+  for (size_t s = n; s-- > 0;) from_[s].least = join(least[list(s)], from_[s + 1].least);
+  for (std::vector<Extremes>* all : {&until_, &from_})
+    for (Extremes& e : *all) e.most = {0, kLargestSum, kLargestSum, kLargestSum};
   // Rates of the penalty: none, or bytes per ps as multiples of 1 / (sum of all prices).
   constexpr std::array<double, 5> kRates{0.0, 0.5, 2.0, 8.0, 32.0};
   const double price = prices_->all(), left = find_costs();
@@ -185,9 +148,9 @@ void ColumnReduction::find_extremes() {
   for (size_t r = 0; r < (price > 0 ? kRates.size() : 1); ++r) {
     const double most_spent = bytes_per_ps[r] * std::max(left, 0.0) + (r == 0 ? 0 : 16);
     const auto lower = [&](Extremes& e, const Most& m) {
-      e.most_before = std::min(e.most_before, narrow(m.before + most_spent));
-      e.most_after = std::min(e.most_after, narrow(m.after + most_spent));
-      e.most_peak = std::min(e.most_peak, m.peak == -kHuge ? -kLargestSum : narrow(m.peak + most_spent));
+      e.most.before = std::min(e.most.before, narrow(m.before + most_spent));
+      e.most.after = std::min(e.most.after, narrow(m.after + most_spent));
+      e.most.peak = std::min(e.most.peak, m.peak == -kHuge ? -kLargestSum : narrow(m.peak + most_spent));
     };
     Most m;
     lower(until_[0], m);
@@ -207,7 +170,7 @@ void ColumnReduction::forget_harmless() {
   }
   std::vector<char> harmful(n);
   for (size_t s = 0; s < n; ++s)
-    harmful[s] = until_[s].most_before + most[list(s)] + from_[s + 1].most_after > limit;
+    harmful[s] = until_[s].most.before + most[list(s)] + from_[s + 1].most.after > limit;
   const auto first = static_cast<size_t>(std::find(harmful.begin(), harmful.end(), 1) - harmful.begin());
   size_t last = n;  // one past the last
   while (last > 0 && !harmful[last - 1]) --last;
@@ -228,7 +191,7 @@ void ColumnReduction::forget_harmless() {
         if (held) x.before = least.before;
         list.minimal &= x.peak == known.peak && x.after == known.after && x.before == known.before;
       }
-      if (!std::exchange(list.minimal, true)) drop_dominated(list.items);
+      if (!std::exchange(list.minimal, true)) drop_dominated_stretches(list.items, list.items.size());
     }
     lists_[static_cast<size_t>(l)].segment = s;
     list_of_[s] = static_cast<uint32_t>(l);

@@ -14,8 +14,7 @@ struct Item : Stretch {
 
 // Bounds that hold for all plans of a range of segments.
 struct Extremes {
-  int64_t least_before = 0, least_after = 0, least_peak = -kLargestSum;
-  int64_t most_before = 0, most_after = 0, most_peak = -kLargestSum;
+  Stretch least = kNoStretch, most = kNoStretch;
 };
 
 class ColumnReduction {

@@ -54,7 +54,7 @@ class Growth {
     const int64_t limit = chain_.limit();
     const std::vector<Item>& items = reduction_.items(s);
     const Extremes& other = reduction_.from(s + 1);
-    const int64_t peak_floor = limit - other.most_after, before_floor = limit - other.most_peak;
+    const int64_t peak_floor = limit - other.most.after, before_floor = limit - other.most.peak;
     const auto most = static_cast<double>(most_) + 4;
     UniqueLabels unique(to);
     const std::vector<Ordered> order = by_cost(from, s);
@@ -70,7 +70,7 @@ class Growth {
         y.time = x.time + t.time;
         y.before = x.before + t.before;
         y.peak = std::max(x.peak + t.after, x.before + t.peak);
-        if (y.peak + other.least_after > limit || y.before + other.least_peak > limit) continue;
+        if (y.peak + other.least.after > limit || y.before + other.least.peak > limit) continue;
         y.before = std::max(y.before, before_floor);
         y.peak = std::max(y.peak, peak_floor);
         const auto too_slow = [&](const PeakBound& rest) {
@@ -244,12 +244,11 @@ void LabelSetting::see(const PeakBound& bound, const ColumnReduction& reduction)
   if (bound.time() + static_cast<double>(chain_.fixed_ps()) >= static_cast<double>(seen_ps_)) return;
   std::vector<Item> items;
   if (!bound.plan(reduction, items)) return;
-  Stretch whole{chain_.fixed_ps(), 0, 0, -kLargestSum};
+  Stretch whole = kNoStretch;
+  whole.time = chain_.fixed_ps();
   std::vector<Chosen> chosen;
   for (size_t s = 0; s < items.size(); ++s) {
-    const Stretch& t = reduction.column(s, items[s]);
-    whole.peak = std::max(whole.peak + t.after, whole.before + t.peak);
-    whole.time += t.time, whole.before += t.before;
+    whole = join(whole, reduction.column(s, items[s]));
     chosen.push_back(reduction.chosen(s, items[s]));
   }
   if (whole.time >= seen_ps_ || whole.peak > chain_.limit()) return;

@@ -8,7 +8,6 @@
 #include <limits>
 
 #include "search/labels/block_columns.hpp"
-#include "search/problem/dominance.hpp"
 
 namespace osdp::search {
 namespace {
@@ -41,16 +40,8 @@ MinPeak min_peak(const ChainResources& chain, int64_t below, Stopwatch& watch) {
                             watch, list))
       return least;
   }
-  // Lower bounds of the memory of the segments from s on.
-  std::vector<int64_t> after(n + 1, 0), peak(n + 1, -kLargestSum);
-  for (size_t s = n; s-- > 0;) {
-    int64_t a = std::numeric_limits<int64_t>::max(), b = a, p = a;
-    for (const BlockColumn& t : lists[chain.segments()[s].cls].list) {
-      a = std::min(a, t.after), b = std::min(b, t.before), p = std::min(p, t.peak);
-    }
-    after[s] = after[s + 1] + a;
-    peak[s] = std::max(p + after[s + 1], b + peak[s + 1]);
-  }
+  std::vector<Stretch> rest(n + 1, kNoStretch);  // at least what the segments from s on hold
+  for (size_t s = n; s-- > 0;) rest[s] = join(least_of(lists[chain.segments()[s].cls].list), rest[s + 1]);
   std::vector<std::vector<Part>> parts(1, {{0, -kLargestSum, 0, 0}});
   for (size_t s = 0; s < n; ++s) {
     const auto& list = lists[chain.segments()[s].cls].list;
@@ -60,7 +51,7 @@ MinPeak min_peak(const ChainResources& chain, int64_t below, Stopwatch& watch) {
       for (size_t k = 0; k < list.size(); ++k) {
         const Part y{x.before + list[k].before, std::max(x.peak + list[k].after, x.before + list[k].peak),
                      static_cast<uint32_t>(i), static_cast<uint32_t>(k)};
-        if (y.peak + after[s + 1] < below && y.before + peak[s + 1] < below) next.push_back(y);
+        if (y.peak + rest[s + 1].after < below && y.before + rest[s + 1].peak < below) next.push_back(y);
       }
     }
     const bool stopped = watch.spent(static_cast<int64_t>(5 * parts[s].size() * list.size()));

@@ -26,12 +26,10 @@ void BranchAndBound::depth_first() {
         options.push_back({batch.accumulation * c.communication_ps + c.optimizer_ps, c.state_bytes});
       }
     }
-    Budget rest = budget_;
-    if (rest.time_limit_s > 0) rest.time_limit_s = std::max(1e-3, rest.time_limit_s - watch_.seconds());
     Solution s;
     s.status = problem.limit_bytes < 0 ? Status::Infeasible : Status::Optimal;  // before any choice
     if (problem.limit_bytes >= 0 && !problem.operators.empty())
-      s = solve_dfs(problem, rest, request_.smallest_first);
+      s = solve_dfs(problem, rest_of_budget(), request_.smallest_first);
     best_.leaves++;
     best_.nodes += s.statistics.nodes;
     watch_.ask();

@@ -112,17 +112,9 @@ std::vector<StepProver::Line> StepProver::pairs_of(const Found& plan, const Corn
   if (pairs.empty()) return lines;
   const Model& model = searches_.planner().model();
   std::vector<bool> whole(model.operators.size());
-  for (const EquivalenceClass& cls : corners[0].classes) {
-    for (size_t n = 0; n < cls.instances.size(); ++n) {
-      const Recompute way = cls.block ? plan.decision.ways[cls.blocks[n]] : Recompute::None;
-      for (size_t slot = 0; slot < cls.slots.size(); ++slot) {
-        const int i = cls.instances[n][slot], choice = plan.decision.choices[i];
-        if (choice < 0) continue;
-        const Candidate& c = cls.slots[slot].candidates[static_cast<int>(way)][choice];
-        whole[i] = c.granularity == 1 && traits(c.mode).sharded && !traits(c.mode).kept;
-      }
-    }
-  }
+  for_each_choice(corners[0], plan.decision, [&](int i, const Candidate& c) {
+    whole[i] = c.granularity == 1 && traits(c.mode).sharded && !traits(c.mode).kept;
+  });
   const Request halves[] = {bound_request(problem_, {kWhole, 0}, limit_bytes_, gather),
                             bound_request(problem_, {0, kWhole}, limit_bytes_, gather)};
   size_t earlier = 0;

@@ -55,16 +55,8 @@ Linear kept_in(int relation, const EquivalenceClass& cls, Recompute way) {
 
 int64_t largest_transient(const EquivalenceClasses& classes, const Decision& decision) {
   int64_t most = 0;
-  for (const EquivalenceClass& cls : classes.classes) {
-    for (size_t m = 0; m < cls.instances.size(); ++m) {
-      const Recompute way = cls.block ? decision.ways[cls.blocks[m]] : Recompute::None;
-      for (size_t p = 0; p < cls.slots.size(); ++p) {
-        const int choice = decision.choices[cls.instances[m][p]];
-        if (choice < 0) continue;
-        most = std::max(most, cls.slots[p].candidates[static_cast<int>(way)][choice].transient_bytes);
-      }
-    }
-  }
+  for_each_choice(classes, decision,
+                  [&](int, const Candidate& c) { most = std::max(most, c.transient_bytes); });
   return most;
 }
 

@@ -92,6 +92,20 @@ struct Decision {
   bool operator==(const Decision&) const = default;
 };
 
+// Calls `take` with each operator that has parameters, and the candidate that is chosen for it.
+template <class Take>
+void for_each_choice(const EquivalenceClasses& classes, const Decision& decision, const Take& take) {
+  for (const EquivalenceClass& cls : classes.classes) {
+    for (size_t m = 0; m < cls.instances.size(); ++m) {
+      const Recompute way = cls.block ? decision.ways[cls.blocks[m]] : Recompute::None;
+      for (size_t p = 0; p < cls.slots.size(); ++p) {
+        const int i = cls.instances[m][p], choice = decision.choices[i];
+        if (choice >= 0) take(i, cls.slots[p].candidates[static_cast<int>(way)][choice]);
+      }
+    }
+  }
+}
+
 // The largest transient among a plan's choices.
 int64_t largest_transient(const EquivalenceClasses& classes, const Decision& decision);
 

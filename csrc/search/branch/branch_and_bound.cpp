@@ -65,11 +65,8 @@ void BranchAndBound::go_on() {
       continue;
     } else {
       round(top);
-      const bool added = price_phases(top);
-      if (added) {
-        open_.push(std::move(top));
-        rebuild_tree();
-      } else if (useless(top) || go_on_in_subproblem(top)) {
+      begin_subproblem(top);
+      if (useless(top) || go_on_in_subproblem(top)) {
         continue;
       } else if (top.box.lo == top.box.hi) {
         solve(top);

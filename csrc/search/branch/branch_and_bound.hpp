@@ -79,15 +79,12 @@ class BranchAndBound {
   int64_t cutoff(const BranchNode& w) const;
 
   // Exact search of one batch (branch/label_subproblem.cpp).
-  bool make_subproblem(const BranchNode& w, const std::vector<double>& prices);
+  void begin_subproblem(const BranchNode& w);
+  bool make_subproblem(const BranchNode& w);
   bool go_on_in_subproblem(BranchNode w);
   void solve(const BranchNode& w);
   void give_up(BranchNode w, double bound);
-
-  // Multipliers of all phases (branch/phase_multipliers.cpp).
-  bool price_phases(BranchNode& w);
   std::vector<double> phase_prices(const BranchNode& w) const;
-  bool add_rows(const std::vector<double>& prices);
 
   // Heuristics for upper bounds (heuristics/rounding.cpp).
   void round(const BranchNode& w);

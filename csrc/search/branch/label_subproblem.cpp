@@ -7,20 +7,42 @@
 namespace osdp::search {
 
 // Note [Label subproblems]
-// One batch size is solved exactly in one of two ways. If row after row was violated,
-// by label setting (labels/label_setting.hpp) at the prices of Note [All phases]: plans are searched up to
-// some distance above the bound; if there are none, the bound rises by that distance, and the subproblem
-// returns to the heap like any region, to be searched further later. Otherwise it is branched on its
+// One batch size is solved exactly in one of two ways. If row after row was violated, by label setting
+// (labels/label_setting.hpp) at the rows' prices: plans are searched up to some distance above the bound; if
+// there are none, the bound rises by that distance, and the subproblem returns to the heap like any region,
+// to be searched further later. Otherwise it is branched on its
 // recomputation (branch/branch_and_bound.cpp) until a leaf is left, of which one row is kept
 // (branch/fixed_node.hpp). The second way is also the fallback if lists of labels grow too long; and where a
 // leaf's plan violates another row, the first one is.
 
-bool BranchAndBound::make_subproblem(const BranchNode& w, const std::vector<double>& prices) {
+bool BranchAndBound::make_subproblem(const BranchNode& w) {
+  const std::vector<double> prices = phase_prices(w);
   ChainResources chain = this->chain(w, false);
   if (!chain.possible()) return false;
   subproblems_.erase(key_of(w));
   subproblems_.try_emplace(key_of(w), std::move(chain), prices);
   return true;
+}
+
+// If row after row was violated: begins with the cheapest plan at the rows' prices, repaired.
+void BranchAndBound::begin_subproblem(const BranchNode& w) {
+  if (any_ || rows_.size() < first_rows_ + 2 || !priced_.insert(key_of(w)).second) return;
+  const Pricing pricing = this->pricing(w);
+  if (!pricing.possible()) return;
+  if (!near(w)) {
+    Decision decision;
+    const std::vector<double> prices = phase_prices(w);
+    pricing.cheapest(prices, static_cast<double>(request_.limit_bytes), decision);
+    fit(std::move(decision), w, pricing, prices);
+  }
+  make_subproblem(w);
+}
+
+// The prices of a region's rows, indexed by phase.
+std::vector<double> BranchAndBound::phase_prices(const BranchNode& w) const {
+  std::vector<double> prices(request_.paper() ? 1 : model_.operators.size(), 0);
+  for (size_t j = 0; j < rows_.size(); ++j) prices[static_cast<size_t>(std::max(rows_[j], 0))] += w.prices[j];
+  return prices;
 }
 
 // False if this region is not searched by label setting.
@@ -46,11 +68,8 @@ bool BranchAndBound::go_on_in_subproblem(BranchNode w) {
   best_.leaves++;
   best_.nodes += found.nodes;
   if (!found.complete) {
-    const std::vector<double> prices = std::move(subproblem.prices);
     subproblems_.erase(at);
-    const bool added = !watch_.stopped() && add_rows(prices);
     open_.push(std::move(w));
-    if (added) rebuild_tree();
     return true;
   }
   if (found.found) {
@@ -87,8 +106,7 @@ void BranchAndBound::solve(const BranchNode& w) {
     return;
   }
   if (std::find(rows_.begin(), rows_.end(), broken_) != rows_.end()) {
-    if (!broken_rows_.insert(key_of(w)).second || !make_subproblem(w, phase_prices(w)))
-      return give_up(w, bound);
+    if (!broken_rows_.insert(key_of(w)).second || !make_subproblem(w)) return give_up(w, bound);
     BranchNode again = w;
     again.bound = std::max(w.bound, bound);
     open_.push(std::move(again));

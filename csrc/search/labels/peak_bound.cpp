@@ -16,17 +16,11 @@
 // x.before)), and
 //   y.time = y.cost - price * y.after
 // is bounded from below for each y of the list: PeakBound::after().
-//
-// In a run of equal segments the lists soon repeat up to an offset: one more segment adds the same cost and
-// memory to every entry. Once that has happened without any segment's own peak determining net (nor can
-// it later, if the offset of net is not negative), another equal segment adds the same offset again, so the
-// list is only shifted.
 #include "search/labels/peak_bound.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <utility>
 
 #include "search/problem/dominance.hpp"
 
@@ -35,7 +29,6 @@ namespace {
 
 struct Choice {
   double cost, net, grows, after;  // grows: before - after
-  bool operator==(const Choice&) const = default;
 };
 struct Last {
   double cost, net, after;
@@ -106,20 +99,8 @@ class Growing {
       std::swap(sum_, merged_);
       if (watch.spent(static_cast<int64_t>(2 * (list_.count + sum_.count)))) break;
     }
-    find_move(choices);
     std::swap(list_, sum_);
     return work;
-  }
-
-  // Whether the last segment only shifted the list, so that an equal one would shift it again; and by how
-  // much.
-  bool moves() const { return moves_; }
-  const Last& move() const { return move_; }
-  void add_again() {
-    for (size_t i = 0; i < list_.count; ++i) {
-      Last& x = list_.parts[i];
-      x.cost += move_.cost, x.net += move_.net, x.after += move_.after;
-    }
   }
 
  private:
@@ -155,29 +136,8 @@ class Growing {
     next_.count = count;
   }
 
-  void find_move(const std::vector<Choice>& choices) {  // compares list_ with sum_
-    moves_ = false;
-    if (list_.count != sum_.count || list_.count == 0) return;
-    const auto move = [&](size_t i) {
-      const Last &x = list_.parts[i], &y = sum_.parts[i];
-      return Last{y.cost - x.cost, y.net - x.net, y.after - x.after};
-    };
-    const Last first = move_ = move(0);
-    const double rounded = 4e-16 * std::max(std::abs(sum_.begin()->cost), std::abs((sum_.end() - 1)->cost));
-    for (size_t i = 0; i < list_.count; ++i) {
-      const Last m = move(i);
-      if (m.net != first.net || m.after != first.after || std::abs(m.cost - first.cost) > rounded) return;
-      move_.cost = std::min(move_.cost, m.cost);
-    }
-    const double least = (list_.end() - 1)->net;
-    moves_ = first.net >= 0 && std::all_of(choices.begin(), choices.end(),
-                                           [&](const Choice& t) { return t.net <= t.grows + least; });
-  }
-
   Lasts list_{{{0, -static_cast<double>(kLargestSum), 0}}, 1}, next_, sum_, merged_;
   std::vector<double> least_;
-  bool moves_ = false;
-  Last move_{};
 };
 
 }  // namespace
@@ -187,11 +147,9 @@ bool PeakBound::make(const ChainResources& chain, const ColumnReduction& reducti
   price_ = prices.all();
   limit_ = static_cast<double>(chain.limit());
   const size_t n = reduction.size();
-  moved_.assign(n + 1, {});
-  fronts_.assign(1, {});
+  fronts_.assign(n + 1, {});
   const auto keep = [&](const Lasts& list, size_t s) {
-    moved_[s].front = fronts_.size();
-    Front& f = fronts_.emplace_back();
+    Front& f = fronts_[s];
     f.cost.reserve(list.count), f.net.reserve(list.count), f.least.reserve(list.count);
     double least = kNothing;
     for (const Last& y : list) {
@@ -212,24 +170,14 @@ bool PeakBound::make(const ChainResources& chain, const ColumnReduction& reducti
   std::vector<double> costs(n + 1, 0);  // least cost of the segments before s
   for (size_t s = 0; s < n; ++s) costs[s + 1] = costs[s] + least[reduction.list(s)];
   Growing growing;
-  double by_net = 0;
   keep(growing.list(), n);
   for (size_t s = n; s-- > 0;) {
-    const std::vector<Choice>& own = choices[reduction.list(s)];
     // Least cost of the segments before s at the phases' prices, minus the price of the limit.
     const double rest = costs[s] - price_ * limit_;
     const double enough = static_cast<double>(most) + 4 + static_cast<double>(n) - rest +
                           1e-12 * (static_cast<double>(most) + std::abs(rest));
-    const double by_net_behind = std::exchange(by_net, prices.from(chain.segments()[s].first));
-    const Last& move = growing.move();
-    // `enough` must not rise by more than the entries do. Its margin has 1 ps per segment for rounding.
-    if (growing.moves() && own == choices[reduction.list(s + 1)] && by_net == by_net_behind &&
-        costs[s + 1] - costs[s] <= move.cost + by_net * move.net + 1) {
-      growing.add_again();
-      moved_[s] = {moved_[s + 1].front, moved_[s + 1].cost + move.cost, moved_[s + 1].net + move.net};
-      continue;
-    }
-    const size_t work = growing.add(own, by_net, enough, watch);
+    const size_t work =
+        growing.add(choices[reduction.list(s)], prices.from(chain.segments()[s].first), enough, watch);
     const size_t count = growing.list().count;
     if (count > longest || watch.spent(static_cast<int64_t>(work))) return false;
     if (count == 0) return true;
@@ -251,19 +199,18 @@ bool PeakBound::plan(const ColumnReduction& reduction, std::vector<Item>& items)
   double cost = cost_, net = net_;
   items.clear();
   for (size_t s = 0; s < reduction.size(); ++s) {
-    const Moved& m = moved_[s + 1];
-    const Front& f = fronts_[m.front];
+    const Front& f = fronts_[s + 1];
     const double rounded = 1e-12 * std::abs(cost) + 1;
     const auto fits = [&](const Item& t) {
-      const double own = static_cast<double>(t.time) + price_ * static_cast<double>(t.after) + m.cost;
+      const double own = static_cast<double>(t.time) + price_ * static_cast<double>(t.after);
       const auto end = std::upper_bound(f.cost.begin(), f.cost.end(), cost - own + rounded);
       if (end == f.cost.begin()) return false;
       const auto y = static_cast<size_t>(end - f.cost.begin()) - 1;  // of least net within the cost
-      const double behind = f.net[y] + m.net;
+      const double behind = f.net[y];
       if (static_cast<double>(t.peak - t.after) > net ||
           static_cast<double>(t.before - t.after) + behind > net)
         return false;
-      cost = f.cost[y] + m.cost, net = behind;
+      cost = f.cost[y], net = behind;
       return true;
     };
     const auto& all = reduction.items(s);

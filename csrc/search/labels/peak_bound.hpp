@@ -18,9 +18,8 @@ class PeakBound {
 
   // A lower bound of the time of plans, up to `most`, that extend the label `first` of the segments before s.
   double after(size_t s, const Label& first) const {
-    const Moved& m = moved_[s];
-    const Front& f = fronts_[m.front];
-    const double room = static_cast<double>(first.peak) - static_cast<double>(first.before) - m.net;
+    const Front& f = fronts_[s];
+    const double room = static_cast<double>(first.peak) - static_cast<double>(first.before);
     size_t low = 0;  // the first with net <= room; branch-free, since branches would be mispredicted
     for (size_t left = f.net.size(); left > 0;) {
       const size_t half = (left + 1) / 2;
@@ -29,8 +28,7 @@ class PeakBound {
     }
     double least = low < f.net.size() ? f.cost[low] : kNothing;
     if (low > 0) least = std::min(least, f.least[low - 1] - price_ * room);
-    return static_cast<double>(first.time) + m.cost + least -
-           price_ * (limit_ - static_cast<double>(first.peak));
+    return static_cast<double>(first.time) + least - price_ * (limit_ - static_cast<double>(first.peak));
   }
   // The items, by segment, of the plan that attains bound(). False if rounding prevents its reconstruction.
   bool plan(const ColumnReduction& reduction, std::vector<Item>& items) const;
@@ -48,14 +46,9 @@ class PeakBound {
     std::vector<double> cost, net;
     std::vector<double> least;  // prefix minimum of cost + price * net
   };
-  struct Moved {  // a front with this added to every cost and net
-    size_t front = 0;
-    double cost = 0, net = 0;
-  };
   double price_ = 0, limit_ = 0, bound_ = kNothing, time_ = 0, peak_ = 0;
   double cost_ = 0, net_ = 0;  // of the same plan
-  std::vector<Front> fronts_;  // the first is that of the empty suffix
-  std::vector<Moved> moved_;   // by segment: for it and all later ones
+  std::vector<Front> fronts_;  // by segment: for it and all later ones
 };
 
 }  // namespace osdp::search

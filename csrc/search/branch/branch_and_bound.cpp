@@ -61,7 +61,7 @@ void BranchAndBound::go_on() {
     if (top.rows != rows_.size()) {
       top.box = everything(pool(top.lo.accumulation));
       push(std::move(top));
-    } else if (round_and_repair(top), cut(top)) {
+    } else if (cut(top)) {
       continue;
     } else {
       round(top);

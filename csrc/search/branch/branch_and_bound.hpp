@@ -88,7 +88,6 @@ class BranchAndBound {
 
   // Heuristics for upper bounds (heuristics/rounding.cpp).
   void round(const BranchNode& w);
-  void round_and_repair(const BranchNode& w);
   bool least_plan(const BranchNode& w, const std::vector<double>& prices);
   bool fit(Decision decision, const BranchNode& w, const Pricing& pricing, const std::vector<double>& prices);
   // For regions of one batch.
@@ -118,7 +117,6 @@ class BranchAndBound {
   int64_t number_ = 0;
   int broken_ = 0;  // the phase over the limit in the last plan that accept() refused
   std::map<SubproblemKey, LabelSubproblem> subproblems_;
-  int64_t next_rounding_ = 64;        // in number of regions
   std::vector<BranchNode> given_up_;  // leaves that were not solved exactly
   bool gave_up_ = false;              // the depth-first search stopped early
 };

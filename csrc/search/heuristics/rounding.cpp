@@ -37,27 +37,6 @@ void BranchAndBound::round(const BranchNode& w) {
   }
 }
 
-// Best-first branching may take long to reach a region small enough for rounding. After many regions without
-// a plan near the bound, one for the batch that the relaxation prefers is constructed at once:
-// by rounding, or else by repair. The intervals between these calls grow, so that they take little of the
-// time.
-void BranchAndBound::round_and_repair(const BranchNode& w) {
-  if (any_ || best_.regions < next_rounding_ || apart(w) < 0.02) return;
-  next_rounding_ = 2 * best_.regions;
-  BranchNode one = w;
-  one.lo.size = one.hi.size = std::clamp(static_cast<int64_t>(w.mixture.size), w.lo.size, w.hi.size);
-  round(one);
-  if (apart(w) < 0.02 || watch_.stopped()) return;
-  const Pricing pricing = this->pricing(one);
-  if (!pricing.possible()) return;
-  const std::vector<double> prices = phase_prices(one);
-  Decision decision;
-  pricing.cheapest(prices, static_cast<double>(request_.limit_bytes), decision);
-  if (fit(std::move(decision), one, pricing, prices) || !best_.feasible) return;
-  one.lo = one.hi = best_.batch;  // the memory that the incumbent leaves may make it faster
-  fit(best_.decision, one, this->pricing(one), prices);
-}
-
 // If no plan near the bound is known: constructs the plan of least memory for this batch and
 // spends the memory left over. False if not even that plan fits.
 bool BranchAndBound::least_plan(const BranchNode& w, const std::vector<double>& prices) {

@@ -1,5 +1,5 @@
 // The columns of each segment that plans up to a given time can use, and bounds on the memory of the segments
-// before and after each cut of the chain. Note [Column reduction] in labels/column_reduction.cpp.
+// after each cut of the chain. Note [Column reduction] in labels/column_reduction.cpp.
 #pragma once
 
 #include <memory>
@@ -34,7 +34,7 @@ class ColumnReduction {
   // No plan is fast enough; valid after make() and lower().
   bool infeasible() const { return infeasible_; }
   size_t size() const { return chain_->segments().size(); }
-  // Equal segments at equal prices share a list, provided that the same ones of their amounts matter.
+  // Equal segments at equal prices share a list.
   size_t lists() const { return lists_.size(); }
   size_t list(size_t s) const { return list_of_[s]; }
   const std::vector<Item>& items(size_t s) const { return lists_[list(s)].items; }
@@ -44,10 +44,6 @@ class ColumnReduction {
   }
   const std::vector<Item>& items_of(size_t list) const { return lists_[list].items; }
   Chosen chosen(size_t s, const Item& item) const { return lists_[list(s)].columns->chosen(item.column); }
-  // The original column, with the amounts that forget_harmless() has removed from the item.
-  const Stretch& column(size_t s, const Item& item) const {
-    return lists_[list(s)].columns->list[item.column];
-  }
   // Over the segments from s on.
   const Extremes& from(size_t s) const { return from_[s]; }
 
@@ -58,14 +54,12 @@ class ColumnReduction {
     std::vector<double> extra;  // by item: cost above the cheapest one's
     double least = 0;           // the cheapest one's cost
     size_t segment = 0;         // the last one of those that share the list
-    bool minimal = false;       // no item dominates another
   };
   bool make_lists(Stopwatch& watch);
   void shorten();
   double find_costs();
   void drop_dear();
   void find_extremes();
-  void forget_harmless();
 
   const ChainResources* chain_ = nullptr;
   const PhasePrices* prices_ = nullptr;
@@ -74,7 +68,7 @@ class ColumnReduction {
   bool infeasible_ = false;
   std::vector<List> lists_;
   std::vector<uint32_t> list_of_;  // by segment
-  std::vector<Extremes> until_, from_;
+  std::vector<Extremes> from_;
 };
 
 }  // namespace osdp::search

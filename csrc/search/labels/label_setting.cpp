@@ -238,8 +238,7 @@ LabelSetting::Progress LabelSetting::price_peak(Near& near, size_t longest, Stop
   }
 }
 
-// Keeps the plan of a bound if it fits. All amounts are recomputed, since those removed as harmless for plans
-// up to near.time may matter to this one.
+// Keeps the plan of a bound if it fits.
 void LabelSetting::see(const PeakBound& bound, const ColumnReduction& reduction) {
   if (bound.time() + static_cast<double>(chain_.fixed_ps()) >= static_cast<double>(seen_ps_)) return;
   std::vector<Item> items;
@@ -248,7 +247,7 @@ void LabelSetting::see(const PeakBound& bound, const ColumnReduction& reduction)
   whole.time = chain_.fixed_ps();
   std::vector<Chosen> chosen;
   for (size_t s = 0; s < items.size(); ++s) {
-    whole = join(whole, reduction.column(s, items[s]));
+    whole = join(whole, items[s]);
     chosen.push_back(reduction.chosen(s, items[s]));
   }
   if (whole.time >= seen_ps_ || whole.peak > chain_.limit()) return;
@@ -266,8 +265,8 @@ LabelSettingResult LabelSetting::look(int64_t most_ps, int64_t known_ps, size_t 
 }
 
 LabelSettingResult LabelSetting::search(int64_t most_ps, size_t longest, Stopwatch& watch) {
-  constexpr double kWider = 1.5, kCheaper = 0.85;
-  constexpr int64_t kFew = 10000, kMany = 40000;  // numbers of labels: cheap to search; worth a second bound
+  constexpr double kWider = 1.5;
+  constexpr int64_t kFew = 10000;  // labels that are cheap to search
   LabelSettingResult found;
   Near near;
   near.most = most_ps - chain_.fixed_ps();
@@ -291,11 +290,6 @@ LabelSettingResult LabelSetting::search(int64_t most_ps, size_t longest, Stopwat
     if (target > near.time) {
       if (!narrow(near, target, watch)) return found;
       if (!near.reduction.infeasible() && !bound_peak(near, longest, 1, enough, watch)) return found;
-    }
-    if (!near.reduction.infeasible() && most_nodes > kMany && near.bounds.size() == 1) {
-      PeakBound& b = near.bounds.emplace_back();
-      const PhasePrices prices = prices_.times(kCheaper * scale_);
-      if (!b.make(chain_, near.reduction, prices, enough, longest, watch)) near.bounds.pop_back();
     }
     if (!near.reduction.infeasible()) {
       const int64_t nodes = found.nodes;

@@ -24,17 +24,9 @@ bool BranchAndBound::make_subproblem(const BranchNode& w) {
   return true;
 }
 
-// If row after row was violated: begins with the cheapest plan at the rows' prices, repaired.
+// If row after row was violated.
 void BranchAndBound::begin_subproblem(const BranchNode& w) {
   if (any_ || rows_.size() < first_rows_ + 2 || !priced_.insert(key_of(w)).second) return;
-  const Pricing pricing = this->pricing(w);
-  if (!pricing.possible()) return;
-  if (!near(w)) {
-    Decision decision;
-    const std::vector<double> prices = phase_prices(w);
-    pricing.cheapest(prices, static_cast<double>(request_.limit_bytes), decision);
-    fit(std::move(decision), w, pricing, prices);
-  }
   make_subproblem(w);
 }
 

@@ -36,26 +36,6 @@ size_t count_up_to(const std::vector<int64_t>& values, int64_t v) {
   return static_cast<size_t>(std::upper_bound(values.begin(), values.end(), v) - values.begin());
 }
 
-// A cheap first pass. Most dominated labels are dominated by one of least peak, of which there are often
-// many. `before` is divided into ranges; a label is dropped if one of least peak in a lower range is no
-// slower.
-void drop_most(std::vector<Label>& list) {
-  constexpr size_t kRanges = 2048;
-  int64_t low = kNever, high = 0, peak = kNever;
-  for (const Label& p : list) {
-    low = std::min(low, p.before), high = std::max(high, p.before), peak = std::min(peak, p.peak);
-  }
-  const int64_t width = (high - low) / static_cast<int64_t>(kRanges) + 1;
-  const auto range = [&](const Label& p) { return static_cast<size_t>((p.before - low) / width); };
-  std::vector<int64_t> fastest(kRanges + 1, kNever);  // over the lower ranges
-  for (const Label& p : list) {
-    int64_t& f = fastest[range(p) + 1];
-    if (p.peak == peak) f = std::min(f, p.time);
-  }
-  for (size_t n = 1; n < fastest.size(); ++n) fastest[n] = std::min(fastest[n], fastest[n - 1]);
-  std::erase_if(list, [&](const Label& p) { return fastest[range(p)] <= p.time; });
-}
-
 }  // namespace
 
 uint32_t& UniqueLabels::find(const Label& p) {
@@ -76,7 +56,6 @@ void UniqueLabels::grow() {
 }
 
 void drop_dominated(std::vector<Label>& list) {
-  if (list.size() > 4000) drop_most(list);
   std::sort(list.begin(), list.end(), [](const Label& a, const Label& b) {
     return a.time != b.time ? a.time < b.time : a.before != b.before ? a.before < b.before : a.peak < b.peak;
   });

@@ -42,6 +42,13 @@ MemoryKey memory_of(const at::Tensor& t) {
   return {.storage = t.storage().unsafeGetStorageImpl(), .offset = t.storage_offset()};
 }
 
+// Whether `view`, which begins where `own` does in the same memory, is a view of all of its elements.
+bool shows_all(const at::Tensor& view, const at::Tensor& own) {
+  if (view.sizes() == own.sizes()) return true;
+  return view.numel() == own.numel() && view.scalar_type() == own.scalar_type() &&
+         view.is_non_overlapping_and_dense() && own.is_non_overlapping_and_dense();
+}
+
 }  // namespace
 
 void add_runtime(const std::shared_ptr<Runtime>& runtime) {
@@ -76,8 +83,8 @@ std::vector<Owner> owners_of(const std::vector<at::Tensor>& tensors) {
         if (!has_memory(own)) continue;
         const auto [first, last] = asked.equal_range(memory_of(own));
         for (auto it = first; it != last; ++it)
-          if (tensors[it->second].sizes() == own.sizes())
-            owners[it->second] = {.runtime = runtime, .param = static_cast<int64_t>(p)};
+          if (shows_all(tensors[it->second], own))
+            owners[it->second] = {.runtime = runtime, .param = static_cast<int64_t>(p), .whole = own};
       }
     }
   }

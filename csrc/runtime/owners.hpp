@@ -15,6 +15,7 @@ class Runtime;
 struct Owner {
   std::shared_ptr<Runtime> runtime;
   int64_t param = 0;
+  at::Tensor whole;  // the parameter or gradient that the tensor is, or is a view of
 };
 
 // Sharded models in the order in which they were sharded, which is the same on all ranks.
@@ -23,7 +24,7 @@ void add_runtime(const std::shared_ptr<Runtime>& runtime);
 void remove_runtime(const Runtime& runtime);
 
 // The owner of each tensor. A tensor belongs to a parameter or gradient if it is that tensor, or a view of
-// all of its memory with the same shape (detach(), .data). A model whose parameters are summoned owns
+// all of its elements (detach(), .data, view(-1), t()). A model whose parameters are summoned owns
 // nothing, because they are full on every rank.
 std::vector<Owner> owners_of(const std::vector<at::Tensor>& tensors);
 

@@ -56,7 +56,8 @@ std::optional<at::Tensor> norm_over_ranks(const std::vector<at::Tensor>& tensors
       if (counts[i] != runtime.get()) continue;
       any = true;
       cut += owners[i].runtime == runtime;
-      for (at::Tensor& piece : owners[i].runtime->full_params().counted_pieces(owners[i].param, tensors[i]))
+      for (at::Tensor& piece :
+           owners[i].runtime->full_params().counted_pieces(owners[i].param, owners[i].whole))
         counted.push_back(std::move(piece));
     }
     if (!any) continue;

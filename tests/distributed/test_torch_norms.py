@@ -85,6 +85,13 @@ def parts_of_models(me: Member) -> None:
         views = [g.detach() for g in gradients(sharded)]
         close(get_total_norm(views, math.inf), get_total_norm(gradients(whole), math.inf), 1e-5, "views")
         before = get_total_norm(gradients(whole))
+        for turned in (lambda g: g.view(-1), lambda g: g.t()):
+            close(
+                get_total_norm([turned(g) for g in gradients(sharded)]),
+                before,
+                1e-5,
+                "views of another shape",
+            )
         close(clip_grad_norm_(sharded, 1e6), before, 1e-5, "norm")
     norm = get_total_norm(gradients(models[0][0].parameters()))
     nn.utils.clip_grads_with_norm_(models[0][1].parameters(), 0.1, norm)

@@ -200,7 +200,7 @@ class Placing:
             for key, full in made.items():
                 layout = layouts[key]
                 take(by_id[key], full if layout is None else layout.part_of(full).contiguous())
-            filled |= set(by_id)
+            filled |= set(layouts)  # without what the turn leaves to the script
             del made
         for tensor in self._tensors().values():
             if id(tensor) in self.initialised:

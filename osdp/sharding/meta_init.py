@@ -20,8 +20,8 @@ with memory for all of them.
 Modules inside a model of transformers are filled by that model's `_init_weights` instead (pretrained_resets.py).
 
 FSDP2's scripts initialise after sharding (Note [Initialising after to_empty]), so `fully_shard` without a plan leaves
-what no reset fills to them: it is NaN until then, with a warning. An integer would be a wrong number that nothing
-notices, so it is refused.
+what no reset fills to them, or a reset leaves: it is NaN until then, with a warning. An integer would be a wrong number
+that nothing notices, so it is refused.
 
 A tied parameter is filled by the first module that holds it; later ones get scratch memory in its place.
 A parameter that tensor parallelism divides is made in whole, and each rank keeps its rows of its part.
@@ -86,11 +86,8 @@ def turns_of(
         left = init is None and _reset_of(module, resets) is None
         floats = [key for key, t in own if t.is_floating_point() or t.is_complex()]
         if lenient and left and floats:
-            warn(
-                f"OSDP: {f'{name}.{floats[0]}'.removeprefix('.')!r} is on the meta device, and {type(module).__name__} "
-                "has no reset_parameters to fill it: it is NaN until the script fills it, after to_empty() or by a "
-                "state dict"
-            )
+            where = f"{name}.{floats[0]}".removeprefix(".")
+            _tell_left(where, f"{type(module).__name__} has no reset_parameters to")
         if (only_unsaved or lenient) and left:
             own = [(key, t) for key, t in own if key not in floats]
         if own and init is None and _reset_of(module, resets) is None and _wanted(module, only_unsaved):
@@ -121,6 +118,13 @@ def turns_of(
             turns.append(Turn(tuple(members)))
             filled |= {id(t) for _, module in members for _, t in own_tensors(module)}
     return turns
+
+
+def _tell_left(where: str, why: str) -> None:
+    warn(
+        f"OSDP: {where!r} is on the meta device, and {why} fill it: it is NaN until the script fills it, after to_empty() "
+        "or by a state dict"
+    )
 
 
 def run_turn(
@@ -163,8 +167,10 @@ def run_turn(
                 if wanted is None or id(wanted) in filled:
                     continue
                 where = f"{name}.{key}" if name else key
-                if lenient and init is None and _reset_of(module, resets) is None and tensor.isnan().any():
-                    continue  # no reset around it fills it
+                if lenient and init is None and tensor.isnan().any():
+                    if _reset_of(module, resets) is not None:  # of those without, `turns_of` has told
+                        _tell_left(where, f"the reset of {type(module).__name__} does not")
+                    continue
                 _check(where, module, tensor, wanted, device, versions[id(wanted)])
                 result[id(wanted)] = tensor.detach()
         return result

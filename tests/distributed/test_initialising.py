@@ -283,6 +283,13 @@ class Rotary(nn.Module):
         return self.linear(x) * self.table * self.scale
 
 
+class PartlyReset(Rotary):
+    """As CLIP's: what initialises the module leaves a parameter to its constructor."""
+
+    def reset_parameters(self) -> None:
+        self.table.fill_(1.0)
+
+
 def buffers_that_the_script_fills(me: Member) -> None:
     with torch.device("meta"):
         model, counts = Rotary(), Rotary(torch.long)
@@ -292,12 +299,13 @@ def buffers_that_the_script_fills(me: Member) -> None:
         osdp.fully_shard(counts, process_group=me.group)
     with pytest.raises(osdp.ShardingError, match="parameter 'scale' on the meta device"):
         osdp.fully_shard(model, osdp.Plan.uniform(model, "FULL_SHARD"), me.group)
-    for told in (
-        {"initialise": False},
-        {},
-    ):  # without it what has a reset is initialised, with a warning about the rest
+    for kind, told in (
+        (Rotary, {"initialise": False}),
+        (Rotary, {}),  # what has a reset is initialised, with a warning about the rest
+        (PartlyReset, {}),
+    ):
         with torch.device("meta"):
-            model = Rotary()
+            model = kind()
         osdp.fully_shard(model.linear, process_group=me.group, **told)
         with (
             contextlib.nullcontext()
@@ -305,8 +313,8 @@ def buffers_that_the_script_fills(me: Member) -> None:
             else pytest.warns(UserWarning, match=r"'scale' is on the meta device")
         ):
             osdp.fully_shard(model, process_group=me.group, **told)
-        assert model.table.isnan().all() and model.scale.isnan().all()
-        whole = Rotary()
+        assert model.scale.isnan().all() and (kind is PartlyReset or model.table.isnan().all())
+        whole = kind()
         for each in (model.to_empty(device="cpu"), whole):
             torch.manual_seed(3)
             each.init_weights()

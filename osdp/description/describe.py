@@ -13,6 +13,7 @@ from torch import nn
 from osdp.base.compiled_modules import not_compiled
 from osdp.base.conv1d import is_conv1d
 from osdp.base.later_methods import function_of
+from osdp.base.outside_inference import outside_inference_mode
 from osdp.base.sharded_models import is_sharded
 from osdp.base.tensor_parallel import layout_of, local_part
 from osdp.base.tensor_trees import batch_of, tensors_in, with_batch
@@ -28,6 +29,7 @@ from osdp.description.tensor_subclasses import refuse_tensor_subclasses
 from osdp.errors import DescribeError
 
 
+@outside_inference_mode
 def describe(
     model: nn.Module, *args: Any, precision: str = "fp32", device: str | None = None, **kwargs: Any
 ) -> ModelDescription:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from osdp.base.outside_inference import outside_inference_mode
 from osdp.errors import InvalidProblemError, ShardingError
 from osdp.fsdp.deferred import Deferred, defer, share_parameters
 from osdp.fsdp.first_forward import wait_for_inputs
@@ -36,6 +37,7 @@ _OMITTED = _Omitted()
 _Modules = TypeVar("_Modules", bound=nn.Module | Sequence[nn.Module])
 
 
+@outside_inference_mode
 def fully_shard(
     module: _Modules,
     plan: Plan | _Omitted = _OMITTED,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from osdp.base.outside_inference import outside_inference_mode
 from osdp.base.sharded_models import HANDLES
 from osdp.fsdp.copied_wraps import copy_notes
 from osdp.fsdp.deferred import Deferred, defer, tied_to_sharded
@@ -26,6 +27,7 @@ from osdp.sharding.tensor_parallel import LocalParts
 also_copy(copy_notes)
 
 
+@outside_inference_mode
 def shard(module: nn.Module, options: Options, form: StateDictForm) -> None:
     """Shard `module` in place. Collective. `form`: of its state dicts. A module without parameters is only
     marked, and so is one that is tied to another that is sharded already (osdp/fsdp/deferred.py).

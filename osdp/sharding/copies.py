@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from osdp import _C
+from osdp.base.outside_inference import outside_inference_mode
 from osdp.errors import ShardingError
 from osdp.ranks.rank_group import Together
 from osdp.sharding.forward_methods import register_forward_method
@@ -106,6 +107,7 @@ def _as_usual(module: nn.Module, memo: Memo) -> Any:
     return made
 
 
+@outside_inference_mode
 def _copied(model: nn.Module, memo: Memo, shard: Shard) -> nn.Module:
     """Collective."""
     source = runtime_of(model)

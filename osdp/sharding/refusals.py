@@ -17,14 +17,14 @@ from osdp.plan.validation import check_same_model, validate
 from osdp.ranks.backends import backend_of
 from osdp.sharding.compile_hooks import compiled_modules
 from osdp.sharding.sharded_model import sharded_models
-from osdp.sharding.shared_memory import refuse_aliases
+from osdp.sharding.shared_memory import elements_overlap, refuse_aliases
 from osdp.sharding.torch_patches.other_parallels import refuse_others
 
 
 def _refuse_overlapping(model: nn.Module, handed_over: Collection[int]) -> None:
     """Raises ShardingError for a tensor whose elements share memory (`expand`, some of `as_strided`): rank 0's values
-    cannot be written to it, and its bytes are fewer than its elements. And for one whose memory does not hold its values
-    but their conjugates (`conj()` is lazy) or negatives."""
+    cannot be written to it, and its bytes are fewer than its elements. For one of inference mode, which is not written to
+    either. And for one whose memory does not hold its values but their conjugates (`conj()` is lazy) or negatives."""
     own = [(name, p) for name, p in model.named_parameters() if id(p) not in handed_over]
     kinds = [("buffer", model.named_buffers()), ("parameter", own)]
     for what, tensors in kinds:
@@ -35,22 +35,17 @@ def _refuse_overlapping(model: nn.Module, handed_over: Collection[int]) -> None:
                     f"{what} '{name}' is a lazy {'conjugate' if tensor.is_conj() else 'negative'}, whose memory holds "
                     f"other values than its own: register it with .{resolved}(), before fully_shard"
                 )
-            if not tensor.is_meta and _overlaps(tensor):
+            if tensor.is_inference():
+                raise ShardingError(
+                    f"{what} '{name}' was made inside torch.inference_mode(), and rank 0's values cannot be written to "
+                    "such a tensor outside of it: register a .clone() made outside, before fully_shard"
+                )
+            if not tensor.is_meta and elements_overlap(tensor):
                 raise ShardingError(
                     f"{what} '{name}' is an expanded tensor: of shape {tuple(tensor.shape)} and strides "
                     f"{tensor.stride()}, several of its elements share memory, and rank 0's values cannot be written "
                     "to it. Register it with .contiguous() (after expand or as_strided), before fully_shard"
                 )
-
-
-def _overlaps(tensor: torch.Tensor) -> bool:
-    reach = 0  # of the dimensions with smaller strides
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1 and tensor.numel() > 0:
-            if stride <= reach:
-                return True
-            reach += stride * (size - 1)
-    return False
 
 
 def need_process_group() -> None:

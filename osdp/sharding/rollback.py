@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from osdp import _C
+from osdp.sharding.shared_memory import elements_overlap
 
 
 class ModulesAsTheyWere:
@@ -95,11 +96,13 @@ class AsItWas:
                 parameter.grad = None
                 parameter.data = data
                 parameter.grad = gradient
-                parameter.requires_grad_(requires_grad)
+                if parameter.requires_grad != requires_grad:  # a lazy module's has no such method
+                    parameter.requires_grad_(requires_grad)
                 vars(parameter).clear()
                 vars(parameter).update(attributes)
             for buffer, value in self._buffers:
-                buffer.copy_(value)
+                if not (elements_overlap(buffer) or buffer.is_inference()):  # refused, so it is as it was
+                    buffer.copy_(value)
 
 
 def _containers(module: nn.Module) -> list[tuple[Any, Any]]:

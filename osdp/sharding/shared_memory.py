@@ -20,6 +20,17 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from osdp.errors import ShardingError
 
 
+def elements_overlap(tensor: Tensor) -> bool:
+    """Whether several elements share memory (`expand`, some of `as_strided`): it cannot be written to."""
+    reach = 0  # of the dimensions with smaller strides
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and tensor.numel() > 0:
+            if stride <= reach:
+                return True
+            reach += stride * (size - 1)
+    return False
+
+
 @dataclass(frozen=True)
 class _Memory:
     """What a tensor occupies of its storage, in elements."""

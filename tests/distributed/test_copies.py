@@ -172,6 +172,23 @@ def test_buffers_tied_and_frozen_weights(ranks):
     ranks(norms, world=2)
 
 
+def in_inference_mode(me: Member) -> None:
+    """What is described, sharded and copied there is trained afterwards."""
+    whole = Norms().double().eval()
+    for by_plan in (True, False):
+        model = copy.deepcopy(whole)
+        with torch.inference_mode():
+            plan = (osdp.Plan.uniform(osdp.describe(model, torch.rand(2, 6).double()), "FULL_SHARD"),)
+            model = osdp.fully_shard(model, *(plan if by_plan else ()), process_group=me.group)
+            copied = copy.deepcopy(model)
+        for each in (model, copied):
+            follow(me, copy.deepcopy(whole), each, Workload(Norms, vectors(6, 6)))
+
+
+def test_what_is_made_in_inference_mode(ranks):
+    ranks(in_inference_mode, world=2)
+
+
 def mixed(me: Member) -> None:
     """Shards stay in full precision, and buffers have the same values in low precision: also one that the script has
     replaced, and one whose own precision is lower than what it is cast to."""

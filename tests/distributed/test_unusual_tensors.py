@@ -83,6 +83,11 @@ def channels_last() -> Tensor:
     return torch.rand(6, 6, 3, 3).to(memory_format=torch.channels_last)
 
 
+def in_inference_mode() -> Tensor:
+    with torch.inference_mode():
+        return torch.rand(6)
+
+
 def drawn_complex() -> Tensor:
     return torch.rand(6, dtype=torch.complex128)
 
@@ -132,6 +137,9 @@ ALIASES: dict[str, tuple[Add, Use]] = {
 REFUSED: dict[str, tuple[Add, Use]] = {
     "conjugated": (buffer(lambda: drawn_complex().conj()), of_complex),
     "negated": (buffer(lambda: drawn_complex().conj().imag), times),
+    "expanded": (buffer(lambda: torch.rand(6).expand(2, 6)), lambda m, h: h * m.odd[0]),
+    "of inference mode": (parameter(in_inference_mode, False), times),
+    "of inference mode, buffer": (buffer(in_inference_mode), times),
     "sparse": (parameter(lambda: torch.eye(6).to_sparse()), lambda m, h: (m.odd @ h.t()).t()),
     "sparse buffer": (buffer(lambda: torch.eye(6).to_sparse_csr()), lambda m, h: (m.odd @ h.t()).t()),
 }
@@ -140,6 +148,9 @@ KINDS |= ALIASES | REFUSED
 MESSAGES = {
     "conjugated": r"buffer '(0\.)?odd' is a lazy conjugate.*resolve_conj",
     "negated": r"buffer '(0\.)?odd' is a lazy negative.*resolve_neg",
+    "expanded": r"buffer '(0\.)?odd' is an expanded tensor",
+    "of inference mode": r"parameter '(0\.)?odd' was made inside torch\.inference_mode",
+    "of inference mode, buffer": r"buffer '(0\.)?odd' was made inside torch\.inference_mode",
     "sparse": r"parameter '(0\.)?odd' is a tensor of layout torch\.sparse_coo",
     "sparse buffer": r"buffer '(0\.)?odd' is a tensor of layout torch\.sparse_csr",
     **dict.fromkeys(ALIASES, r"buffer '(0\.)?odd' shares memory with parameter '(0\.)?layer\.weight'"),

@@ -11,13 +11,12 @@
 namespace osdp::search {
 namespace {
 
-constexpr size_t kInTurn = 3;    // seeds from which the search starts unchanged
-constexpr int kStale = 40;       // consecutive changes without progress before a restart
-constexpr int kRepairs = 3;      // most attempts to repair a plan over the limit
-constexpr int kShrinks = 20;     // most attempts to shrink a plan over the limit
-constexpr int kKept = 4;         // most blocks whose recomputation is dropped at once
-constexpr int kOverTries = 200;  // changes tried of each seed over the limit
-constexpr int64_t kTries = 20;   // changes considered per step that may be simulated
+constexpr size_t kInTurn = 3;   // seeds from which the search starts unchanged
+constexpr int kStale = 40;      // consecutive changes without progress before a restart
+constexpr int kRepairs = 3;     // most attempts to repair a plan over the limit
+constexpr int kShrinks = 20;    // most attempts to shrink a plan over the limit
+constexpr int kKept = 4;        // most blocks whose recomputation is dropped at once
+constexpr int64_t kTries = 20;  // changes considered per step that may be simulated
 
 struct Played {
   IndexedPlan plan;
@@ -44,16 +43,13 @@ class Polisher {
   void add(const IndexedPlan& seed, size_t number) {
     evaluator_.check(seed);
     if ((!seeds_.empty() && !more()) || known_.contains(key_of(seed))) return;
-    std::vector<Played>& seeds = fits(seed) ? seeds_ : over_;
-    seeds.push_back({seed, step_ps(seed), number});
+    if (fits(seed)) seeds_.push_back({seed, step_ps(seed), number});
   }
 
   Polished run() {
     if (seeds_.empty()) throw InvalidProblem("no plan to begin with keeps the limit");
-    for (std::vector<Played>* seeds : {&seeds_, &over_}) {
-      std::stable_sort(seeds->begin(), seeds->end(),
-                       [](const Played& a, const Played& b) { return a.faster_than(b); });
-    }
+    std::stable_sort(seeds_.begin(), seeds_.end(),
+                     [](const Played& a, const Played& b) { return a.faster_than(b); });
     Played best = seeds_.front();
     for (size_t turn = 0; more(); ++turn) {
       const bool coarse = turn % 3 == 0;
@@ -61,10 +57,7 @@ class Polisher {
               : turn % 2 == 1                         ? best
                                                       : seeds_[neighbours_.below(seeds_.size())]);
       if (turn >= kInTurn && !coarse && !move_away()) continue;
-      if (turn == 0) {
-        climb_in_order();
-        change_seeds_over_limit();
-      }
+      if (turn == 0) climb_in_order();
       if (coarse) climb(true);
       climb(false);
       if (here_.faster_than(best)) best = here_;
@@ -132,20 +125,6 @@ class Polisher {
         if (!more() || !change(next) || !repair(next)) continue;
         better |= take(next);
         if (use_room(next)) better |= take(next);
-      }
-    }
-  }
-
-  // Tries single changes of seeds over the limit that are faster than the current plan.
-  void change_seeds_over_limit() {
-    for (const Played& over : over_) {
-      if (!over.faster_than(here_)) return;
-      IndexedPlan repaired = over.plan;
-      if (repair(repaired)) take(repaired);
-      for (int n = 0; n < kOverTries && more(); ++n) {
-        IndexedPlan next = over.plan;
-        neighbours_.change(next, false);
-        if (fits(next)) take(next);
       }
     }
   }
@@ -245,7 +224,7 @@ class Polisher {
   int64_t tries_;
   std::map<Key, int64_t> known_;  // simulated ps of a step
   std::map<Key, int64_t> spares_;
-  std::vector<Played> seeds_, over_;  // within the limit, and over it
+  std::vector<Played> seeds_;  // within the limit
   Played here_;
   int64_t sum_limit_ = 0;           // what the sum may be if a peak is below it by as much as that of here_
   std::optional<Pricing> pricing_;  // for the last batch

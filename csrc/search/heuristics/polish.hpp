@@ -8,12 +8,10 @@
 // way, then some of them. Memory is that of the plan's own step, not the objective's sum (Note [What
 // fits] in planner/peak_limit.hpp): a plan over its limit is repaired where the objective loses least, or
 // at random, by as many bytes of the sum as its own peak is over; memory left over is used where the
-// objective gains most. That does not find a change which lowers the own peak by more than the sum, such as
-// one that divides a unit in two, so single changes of faster seeds over the limit are tried as well. A
-// change is kept if the simulated step is no slower. After many changes without progress the search restarts
-// from another plan with a few changes, until `plays` steps were simulated. That is a count, not a time, and
-// the random sequence is fixed, so the result is deterministic. Every returned plan fits; nothing is proven
-// about its simulated time.
+// objective gains most. A change is kept if the simulated step is no slower. After many changes without
+// progress the search restarts from another plan with a few changes, until `plays` steps were simulated. That
+// is a count, not a time, and the random sequence is fixed, so the result is deterministic. Every returned
+// plan fits; nothing is proven about its simulated time.
 #pragma once
 
 #include <functional>

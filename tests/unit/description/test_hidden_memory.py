@@ -62,7 +62,9 @@ ONEDNN = pytest.mark.skipif(
 @pytest.mark.parametrize("name", LAYERS)
 def test_kernels_that_compute_on_copies(name: str, dtype: torch.dtype) -> None:
     if name == "product" and dtype is torch.bfloat16 and torch.cpu._is_avx512_bf16_supported():
-        pytest.skip("where the CPU multiplies bf16, oneDNN copies 12% more (AMX) or 15% less than is described")
+        pytest.skip(
+            "where the CPU multiplies bf16, oneDNN copies 12% more (AMX) or 15% less than is described"
+        )
     make, shape = LAYERS[name]
     model = Loss(make()).to(dtype)
     x = torch.randn(shape, dtype=dtype)

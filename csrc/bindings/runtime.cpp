@@ -1,7 +1,10 @@
 // Bindings of csrc/runtime: a Runtime, what it is made of, and the memory meter. See call_hook.hpp for the
 // hooks.
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/utils/pybind.h>
+
+#include <unordered_set>
 
 #include "bindings/call_hook.hpp"
 #include "bindings/units_on_request.hpp"
@@ -338,6 +341,19 @@ void bind_runtime(py::module_& m) {
       },
       py::arg("gradient"), Release(),
       "A hook for a gradient that was computed with create_graph=True: see Note [Backward of a backward].");
+  m.def(
+      "check_asked",
+      [](const std::vector<at::Tensor>& tensors) {
+        std::unordered_set<torch::autograd::Node*> nodes;
+        for (const at::Tensor& tensor : tensors)
+          if (tensor.defined() && tensor.is_leaf() && tensor.requires_grad())
+            nodes.insert(torch::autograd::impl::grad_accumulator(tensor).get());
+        const auto wanted = [&](torch::autograd::Node* node) { return nodes.contains(node); };
+        for (const auto& runtime : rt::live_runtimes()) runtime->backward().check_asked(wanted);
+      },
+      py::arg("tensors"),
+      "Raises ShardingError if torch.autograd.grad of these would be this rank's own gradients: see Note "
+      "[Gradients that are asked for].");
   m.def("memory_meter_install", &rt::memory_meter_install);
   m.def("memory_meter_installed", &rt::memory_meter_installed);
   m.def("memory_live_bytes", &rt::memory_live_bytes);

@@ -1,5 +1,6 @@
 #include "runtime/owners.hpp"
 
+#include <ATen/EmptyTensor.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -49,6 +50,19 @@ bool shows_all(const at::Tensor& view, const at::Tensor& own) {
          view.is_non_overlapping_and_dense() && own.is_non_overlapping_and_dense();
 }
 
+// The bytes of its storage that a tensor spans: the first, and the one after the last.
+std::pair<size_t, size_t> span_of(const at::Tensor& t) {
+  const size_t begin = static_cast<size_t>(t.storage_offset()) * t.itemsize();
+  return {begin, begin + at::detail::computeStorageNbytes(t.sizes(), t.strides(), t.itemsize())};
+}
+
+bool overlap(const at::Tensor& one, const at::Tensor& other) {
+  if (one.storage().unsafeGetStorageImpl() != other.storage().unsafeGetStorageImpl()) return false;
+  const auto [begin, end] = span_of(one);
+  const auto [other_begin, other_end] = span_of(other);
+  return std::max(begin, other_begin) < std::min(end, other_end);
+}
+
 }  // namespace
 
 void add_runtime(const std::shared_ptr<Runtime>& runtime) {
@@ -89,6 +103,17 @@ std::vector<Owner> owners_of(const std::vector<at::Tensor>& tensors) {
     }
   }
   return owners;
+}
+
+const Parameter* part_of(const at::Tensor& tensor) {
+  if (!has_memory(tensor)) return nullptr;
+  for (const auto& runtime : live_runtimes()) {
+    if (runtime->full_params().summoned()) continue;
+    for (const auto& parameter : runtime->shards().params())
+      for (const at::Tensor& own : {parameter->tensor(), parameter->tensor().grad()})
+        if (!parameter->whole() && has_memory(own) && overlap(tensor, own)) return parameter.get();
+  }
+  return nullptr;
 }
 
 bool has_reducer(const at::Tensor& tensor) {

@@ -9,6 +9,7 @@
 
 namespace osdp::runtime {
 
+class Parameter;
 class Runtime;
 
 // `runtime` is null where the tensor belongs to no sharded model.
@@ -27,6 +28,10 @@ void remove_runtime(const Runtime& runtime);
 // all of its elements (detach(), .data, view(-1), t()). A model whose parameters are summoned owns
 // nothing, because they are full on every rank.
 std::vector<Owner> owners_of(const std::vector<at::Tensor>& tensors);
+
+// The sharded parameter of whose rows, or of whose gradient's, the tensor is a view of some (`grad[:2]`);
+// null: of none. For tensors without an owner: it looks at every parameter.
+const Parameter* part_of(const at::Tensor& tensor);
 
 // Whether the reducer of a DistributedDataParallel waits for the tensor's gradient.
 bool has_reducer(const at::Tensor& tensor);

@@ -27,6 +27,7 @@ __all__: list[str] = [
     "Work",
     "await_backwards",
     "begin_backwards",
+    "check_asked",
     "connect_part",
     "count_registration",
     "elementwise",
@@ -552,6 +553,11 @@ def await_backwards() -> None:
 def begin_backwards(gradient: torch.Tensor) -> None:
     """
     A hook for a gradient that was computed with create_graph=True: see Note [Backward of a backward].
+    """
+
+def check_asked(tensors: collections.abc.Sequence[torch.Tensor]) -> None:
+    """
+    Raises ShardingError if torch.autograd.grad of these would be this rank's own gradients: see Note [Gradients that are asked for].
     """
 
 def connect_part(part: str, device: torch.device) -> None:

@@ -93,6 +93,8 @@ def parts_of_models(me: Member) -> None:
                 "views of another shape",
             )
         close(clip_grad_norm_(sharded, 1e6), before, 1e-5, "norm")
+    with pytest.raises(osdp.ShardingError, match="some of the rows of '2.weight'"):
+        get_total_norm([models[1][1][2].weight.grad[:, :1], lone.grad])
     norm = get_total_norm(gradients(models[0][0].parameters()))
     nn.utils.clip_grads_with_norm_(models[0][1].parameters(), 0.1, norm)
     close(get_total_norm(gradients(models[0][1].parameters())), torch.tensor(0.1), 1e-4, "after clipping")

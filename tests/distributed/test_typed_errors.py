@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -275,6 +277,49 @@ def own_gradients(me: Member) -> None:
 )
 def test_gradients_of_parameters_that_are_handed_out(ranks):
     ranks(own_gradients, world=2)
+
+
+class InnerStep(nn.Module):
+    """Meta-learning: its forward adapts its weight to what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slow, self.fast = nn.Linear(6, 6).double(), nn.Linear(6, 4).double()
+        self.own_gradients: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.slow(x).tanh()
+        with self.own_gradients:
+            loss = self.fast(hidden).square().mean()
+            (slope,) = torch.autograd.grad(loss, self.fast.weight, create_graph=True)
+        return nn.functional.linear(hidden, self.fast.weight - slope).square().mean()
+
+
+def inner_steps(me: Member) -> None:
+    x = torch.randn(me.world, 3, 6, dtype=torch.double)
+    whole = InnerStep()
+    sum(whole(part) for part in x).div(me.world).backward()
+    for mode in ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD"):
+        with naming(mode):
+            model = copy.deepcopy(whole)
+            osdp.fully_shard(
+                model, osdp.Plan.uniform(osdp.describe(model, x[0]), mode), process_group=me.group
+            )
+            with pytest.raises(osdp.ShardingError, match=r"gradient of parameter 'fast.weight'.*no_sync"):
+                model(x[me.rank])
+            model.own_gradients = osdp.no_sync(model)
+            model.zero_grad(), model(x[me.rank]).backward()
+            for name, parameter in model.named_parameters():
+                got = osdp.sharding.sharded_model.runtime_of(model).gather_whole(name, parameter.grad)
+                close(got, whole.get_parameter(name).grad, 1e-9, name)
+
+
+@pytest.mark.outcome(
+    "`torch.autograd.grad` of parameters within a forward (meta-learning); within `no_sync` there",
+    osdp.ShardingError,
+)
+def test_gradients_of_parameters_within_a_forward(ranks):
+    ranks(inner_steps, world=2)
 
 
 def loss_of(model: nn.Module, x: torch.Tensor, given: dict[str, torch.Tensor]) -> torch.Tensor:

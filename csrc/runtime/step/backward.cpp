@@ -71,14 +71,14 @@ void BackwardPass::begin_again() {
 // Note [Gradients that are asked for]
 // torch.autograd.grad(loss, parameters) returns the gradients that autograd computed: this rank's own, full
 // and not averaged. In one process they would be those of the whole batch, so the call is refused; within
-// no_sync, where a rank's own gradients are expected, it is allowed.
-void BackwardPass::check_asked() {
-  const int task = current_graph_task();
-  if (std::exchange(asked_task_, task) == task) return;
+// no_sync, where a rank's own gradients are expected, it is allowed. Nodes of the calls see it in the engine;
+// where none of them is in the graph (parameters that every rank holds, within a forward: an inner step of
+// meta-learning), the call of the engine does (osdp/sharding/torch_patches/autograd_errors.py).
+void BackwardPass::check_asked(const std::function<bool(torch::autograd::Node*)>& wanted) const {
   for (const auto& p : shards_.params()) {
     const bool own = step_.alone || !step_.syncs(*p);
     if (own && !p->split()) continue;
-    OSDP_CHECK(!is_captured(p->accumulator().get()), Sharding, "OSDP: ", step_.me(),
+    OSDP_CHECK(!wanted(p->accumulator().get()), Sharding, "OSDP: ", step_.me(),
                ": torch.autograd.grad requests the gradient of parameter '", p->name(), "', ",
                p->split()
                    ? "which is computed in slices and never has a full gradient. "
@@ -94,7 +94,8 @@ void BackwardPass::begin_call(const Call& call, Invocation* invocation) {
   NoInference no_inference;
   call.check_current();
   begin();
-  check_asked();
+  const int task = current_graph_task();
+  if (std::exchange(asked_task_, task) != task) check_asked(is_captured);
   const bool again = at::GradMode::is_enabled();
   creates_graph_ |= again;
   stack_.tell_backward_of(call);

@@ -9,6 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -55,12 +56,15 @@ class BackwardPass {
   void await_end();       // until the last backward has ended, or its abort() has
   void note_exception(std::string text) { stack_.note_exception(std::move(text)); }
 
+  // Throws if the caller asks for gradients of parameters of which this rank has its own only (`wanted`: the
+  // nodes that accumulate what torch.autograd.grad is to return): Note [Gradients that are asked for].
+  void check_asked(const std::function<bool(torch::autograd::Node*)>& wanted) const;
+
   // The first parameter with a gradient kept under no_sync that has been neither reduced nor dropped since;
   // null: none.
   Parameter* unreduced() const;
 
  private:
-  void check_asked();
   void leave();  // the pass has ended: parameters are as they are between passes
   void show();
   // Whether autograd adds its gradient to the one that this rank keeps.
@@ -79,7 +83,7 @@ class BackwardPass {
   bool begun_at_gradient_ = false;    // see Note [A backward that begins at a gradient]
   bool graph_created_ = false;        // by the last backward
   bool kept_unreduced_ = false;       // the last backward was under no_sync
-  int asked_task_ = -1;               // the last graph task that check_asked() examined
+  int asked_task_ = -1;               // the last graph task that was examined for them
   std::shared_ptr<BackwardEnd> end_;  // of the last backward, until a forward has waited for it
   comm::PhaseRange range_;            // from the begin of one call's backward to the next one's
 };

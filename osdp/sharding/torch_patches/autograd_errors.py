@@ -155,6 +155,8 @@ def _watched(run: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(run)
     def run_backward(*args: Any, **kwargs: Any) -> Any:
+        if not kwargs.get("accumulate_grad", len(args) > 6 and args[6]):
+            _C.check_asked([each for each in _inputs(args, kwargs) if isinstance(each, Tensor)])
         try:
             gradients = run(*args, **kwargs)
         except BaseException as error:
@@ -174,11 +176,15 @@ def _watched(run: Callable[..., Any]) -> Callable[..., Any]:
     return run_backward
 
 
+def _inputs(args: Any, kwargs: Any) -> Any:
+    return kwargs.get("inputs", args[4] if len(args) > 4 else ())
+
+
 def _watch_graph_of(gradients: Any, args: Any, kwargs: Any) -> None:
     """A backward of these gradients is one of the models, too."""
     made: list[Any] = list(gradients or ())
     if not made:  # they are in .grad
-        into = kwargs.get("inputs", args[4] if len(args) > 4 else ()) or _leaves(args[0])
+        into = _inputs(args, kwargs) or _leaves(args[0])
         made = [leaf.grad for leaf in into if isinstance(leaf, Tensor)]
     for gradient in made:
         if gradient is not None and gradient.grad_fn is not None:

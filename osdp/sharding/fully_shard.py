@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
 from torch import distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from osdp import _C
@@ -110,97 +111,77 @@ def fully_shard(
     group = usable_group(given)
     check_ranks(plan, group)
     with LocalParts(model):
-        return _fully_shard(
-            model,
-            plan,
-            group,
-            device_mesh if process_group is None else process_group,
-            grid,
-            ranks_per_host,
-            device_id,
-            param_init_fn,
-            initialise,
-            cpu_offload,
-            mixed_precision,
-            allocate_memory_from_process_group_for_comm,
-            resharding,
-        )
+        together = Together(group, "osdp.fully_shard")
+        keep_ties(model)
+        error: Exception | None = None
+        everything = False  # is offloaded
+        policy: MixedPrecision | None = None
+        try:
+            check_plan(plan)
+            everything = wants_offload(cpu_offload)
+            moves = everything or offloads(plan) or device_id is not None
+            check_layouts(model, group)
+            without_memory = resharding.without_memory if resharding is not None else ()
+            wrapped = resharding is not None
+            check_plan_and_model(model, plan, together.world_size, moves, without_memory, wrapped)
+            if resharding is not None:
+                resharding.check_group(group)
+            policy = chosen_precision(mixed_precision, plan, model)
+        except Exception as caught:
+            error = caught
+        backend_memory = allocate_memory_from_process_group_for_comm
+        number = agree(together, model, plan, error, policy, backend_memory)
+        grid = agreed_grid(together, plan, grid, ranks_per_host)
+        place = survey(together, model, group, device_id, everything or offloads(plan), initialise)
+        over = device_mesh if process_group is None else process_group
+        mesh = over if isinstance(over, DeviceMesh) else None
+        how = Manner(plan, together, number, grid, place.device, policy, everything, backend_memory, mesh)
+        warn_of_another_machine(plan.hardware, place.device, together.world_size * _replica(plan))
+        was = AsItWas(model)
+        try:
+            placing: Placing | None = None
+            if place.elsewhere or how.offloaded(model) or (resharding is not None and resharding.parts):
+                placing = Placing(model, together, place.device, param_init_fn, initialise, resharding)
+            if resharding is not None:
+                resharding.begin(plan, grid)
+            sharded = _cut_and_install(model, how, placing, was)
+            if shows_dtensors(sharded.tree.known):  # of parts that were sharded before
+                show_dtensors(sharded)
+        except BaseException as caught:
+            unregister(model)
+            leave_torch()
+            was.put_back()
+            traceback.clear_frames(caught.__traceback__)  # they hold the runtime, and it the gradient hooks
+            raise
+        note_former(was.former_data(dict(model.named_parameters())))
+        was.let_go()  # nothing fails from here on
+        del was, placing  # the full values
+        _measure_rest(sharded)
+        return model
 
 
-def _fully_shard(
-    model: nn.Module,
-    plan: Plan,
-    group: dist.ProcessGroup,
-    given: GroupLike | None,
-    grid: RankGrid | None,
-    ranks_per_host: int | None,
-    device_id: int | str | torch.device | None,
-    param_init_fn: InitFunction | None,
-    initialise: bool | None,
-    cpu_offload: object,
-    mixed_precision: MixedPrecision | object | None,
-    backend_memory: bool,
-    resharding: Resharding | None,
-) -> nn.Module:
-    """`fully_shard` of a model whose parameters are plain tensors."""
-    together = Together(group, "osdp.fully_shard")
-    keep_ties(model)
-    error: Exception | None = None
-    everything = False  # is offloaded
-    policy: MixedPrecision | None = None
-    try:
-        check_plan(plan)
-        everything = wants_offload(cpu_offload)
-        moves = everything or offloads(plan) or device_id is not None
-        check_layouts(model, group)
-        check_plan_and_model(
-            model,
-            plan,
-            together.world_size,
-            moves,
-            resharding.without_memory if resharding else (),
-            wrapped=resharding is not None,
-        )
-        if resharding is not None:
-            resharding.check_group(group)
-        policy = chosen_precision(mixed_precision, plan, model)
-    except Exception as caught:
-        error = caught
-    number = agree(together, model, plan, error, policy, backend_memory)
-    grid = agreed_grid(together, plan, grid, ranks_per_host)
-    place = survey(together, model, group, device_id, everything or offloads(plan), initialise)
-    offloaded = offloaded_names(plan, dict(model.named_parameters()), everything, place.device)
-    warn_of_another_machine(plan.hardware, place.device, together.world_size * _replica(plan))
-    was = AsItWas(model)
-    try:
-        placing: Placing | None = None
-        if place.elsewhere or offloaded or (resharding is not None and resharding.parts):
-            placing = Placing(model, together, place.device, param_init_fn, initialise, resharding)
-        if resharding is not None:
-            resharding.begin(plan, grid)
-        runtime = _cut(
-            model, plan, number, together, grid, place.device, policy, placing, was, offloaded, backend_memory
-        )
-        sharded = together.do(
-            "sharding the model",
-            lambda: _install(model, plan, runtime, group, place.device, grid, policy),
-        )
-        sharded.offload, sharded.backend_memory = everything, backend_memory
-        sharded.mesh = given if isinstance(given, DeviceMesh) else None
-        make_meshes(sharded)
-        if shows_dtensors(sharded.tree.known):  # of parts that were sharded before
-            show_dtensors(sharded)
-    except BaseException as caught:
-        unregister(model)
-        leave_torch()
-        was.put_back()
-        traceback.clear_frames(caught.__traceback__)  # they hold the runtime, and it the gradient hooks
-        raise
-    note_former(was.former_data(dict(model.named_parameters())))
-    was.let_go()  # nothing fails from here on
-    del was, placing  # the full values
-    _measure_rest(sharded)
-    return model
+@dataclass(frozen=True)
+class Manner:
+    """What all ranks have agreed on before a model is changed."""
+
+    plan: Plan
+    together: Together  # the ranks that it is sharded over
+    number: int  # of the model, on their process group
+    grid: RankGrid | None
+    device: torch.device
+    policy: MixedPrecision | None
+    offload: bool  # of all operators
+    backend_memory: bool
+    mesh: DeviceMesh | None
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        assert self.together.group is not None
+        return self.together.group
+
+    def offloaded(self, model: nn.Module) -> set[str]:
+        """Names of the parameters whose shards rest in host memory."""
+        return offloaded_names(self.plan, dict(model.named_parameters()), self.offload, self.device)
 
 
 def regroup(resharding: Resharding, plan: Plan) -> None:
@@ -239,59 +220,49 @@ def _replica(plan: Plan) -> int:
 def _shard_copy(model: nn.Module, source: Sharded, rows: CopiedRows) -> Sharded:
     """Shard a copy of a model like the model. Collective."""
     together = Together(source.group, "copying a sharded model")
-    plan, policy, grid, device = source.plan, source.policy, source.grid, source.device
-    number = agree(together, model, plan, None, policy, source.backend_memory)
-    runtime = _cut(
-        model,
-        plan,
-        number,
+    number = agree(together, model, source.plan, None, source.policy, source.backend_memory)
+    how = Manner(
+        source.plan,
         together,
-        grid,
-        device,
-        policy,
-        rows.of(model),
-        AsItWas(model),
-        offloaded_names(plan, dict(model.named_parameters()), source.offload, device),
+        number,
+        source.grid,
+        source.device,
+        source.policy,
+        source.offload,
         source.backend_memory,
+        source.mesh,
     )
-    sharded = together.do(
-        "sharding the copy", lambda: _install(model, plan, runtime, source.group, device, grid, policy)
-    )
-    sharded.offload, sharded.backend_memory = source.offload, source.backend_memory
-    sharded.mesh, sharded.pipeline = source.mesh, source.pipeline
-    make_meshes(sharded)
+    sharded = _cut_and_install(model, how, rows.of(model), AsItWas(model))
+    sharded.pipeline = source.pipeline
     if source.dtensors:
         show_dtensors(sharded)
     _measure_rest(sharded)
     return sharded
 
 
-def _cut(
-    model: nn.Module,
-    plan: Plan,
-    number: int,
-    together: Together,
-    grid: RankGrid | None,
-    device: torch.device,
-    policy: MixedPrecision | None,
-    placing: Placing | CopiedRows | None,
-    was: AsItWas,
-    offloaded: Collection[str],
-    backend_memory: bool,
-) -> _C.Runtime:
-    """Replace parameters by this rank's part of rank 0's values. Collective; see Note [All or nothing]."""
-    group = together.group
-    assert group is not None
+def _cut_and_install(
+    model: nn.Module, how: Manner, placing: Placing | CopiedRows | None, was: AsItWas
+) -> Sharded:
+    """Collective; see Note [All or nothing]."""
+    runtime = _cut(model, how, placing, was)
+    sharded = how.together.do("sharding the model", lambda: _install(model, how, runtime))
+    make_meshes(sharded)
+    return sharded
+
+
+def _cut(model: nn.Module, how: Manner, placing: Placing | CopiedRows | None, was: AsItWas) -> _C.Runtime:
+    """Replace parameters by this rank's part of rank 0's values. Collective."""
+    plan, together, device = how.plan, how.together, how.device
     together.do("installing torch's hooks", lambda: _install_tools(device))
-    lane = lane_group(group, device)
+    lane = lane_group(how.group, device)
     collectives = lane.collectives
     names = [name for name, _ in model.named_parameters()]
-    splits = splits_of(plan)
-    dtypes = parameter_dtypes(model, policy)
-    parts = _parts(grid, group, lane, plan.separate_reductions and device.type != "cpu")
-    if backend_memory:
+    splits, offloaded = splits_of(plan), how.offloaded(model)
+    dtypes = parameter_dtypes(model, how.policy)
+    parts = _parts(how.grid, how.group, lane, plan.separate_reductions and device.type != "cpu")
+    if how.backend_memory:
         together.do(
-            "looking for the backend's memory", lambda: need_backend_memory(collectives, group, device)
+            "looking for the backend's memory", lambda: need_backend_memory(collectives, how.group, device)
         )
         collectives.all_reduce_mean([torch.zeros(1, device=device)])  # creates the pool's communicator
 
@@ -302,7 +273,7 @@ def _cut(
         ]
         units = _units(plan, index, splits)
         was.runtime = _C.Runtime(
-            lane.name, device, params, units, number, backend_memory=backend_memory, **parts
+            lane.name, device, params, units, how.number, backend_memory=how.backend_memory, **parts
         )
         return was.runtime
 
@@ -325,25 +296,18 @@ def _tell_limits(runtime: _C.Runtime, plan: Plan) -> None:
         )
 
 
-def _install(
-    model: nn.Module,
-    plan: Plan,
-    runtime: _C.Runtime,
-    group: dist.ProcessGroup,
-    device: torch.device,
-    grid: RankGrid | None,
-    policy: MixedPrecision | None,
-) -> Sharded:
+def _install(model: nn.Module, how: Manner, runtime: _C.Runtime) -> Sharded:
     """Install hooks and forwards, so that the model's calls gather, compute and save as the plan says."""
     names = [name for name, _ in model.named_parameters()]
-    sharded = Sharded(plan, names, runtime, group, device, grid, policy)
-    sharded.lane = lane_group(group, device)
+    sharded = Sharded(how.plan, names, runtime, how.group, how.device, how.grid, how.policy)
+    sharded.offload, sharded.backend_memory, sharded.mesh = how.offload, how.backend_memory, how.mesh
+    sharded.lane = lane_group(how.group, how.device)
     sharded.tree = Tree(model, sharded, sharded.lane.collectives)
-    mixed = parameter_dtypes(model, policy)
-    wrap_parameters(model, runtime, sharded.index, mixed, device, sharded.split_names)
+    mixed = parameter_dtypes(model, how.policy)
+    wrap_parameters(model, runtime, sharded.index, mixed, how.device, sharded.split_names)
     put_on_modules(model, sharded)
     copyable(model, _shard_copy)
-    sharded.local_bytes = sum(t.numel() * t.element_size() for t in _states(model))
+    sharded.local_bytes = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
     register(model, sharded)
     keep_torch_tools(model)
     return sharded
@@ -378,10 +342,6 @@ def _parts(
         if grid is not None:
             parts["shard_reductions_group"] = lane.part(group, grid.lines, "reductions")
     return parts
-
-
-def _states(model: nn.Module) -> list[Tensor]:
-    return [t.detach() for t in [*model.parameters(), *model.buffers()]]
 
 
 def _units(plan: Plan, index: dict[str, int], splits: dict[str, _C.SplitSpec]) -> list[_C.UnitSpec]:

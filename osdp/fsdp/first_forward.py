@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -38,7 +38,6 @@ from osdp.base.warned import warn
 from osdp.description.describe import watched_once
 from osdp.description.model_description import ModelDescription
 from osdp.errors import DescribeError, ShardingError
-from osdp.fsdp import state_dict_types
 from osdp.fsdp.ignored import Ignored
 from osdp.fsdp.marks import marked_plan, marked_precision, marks_in
 from osdp.fsdp.method_as_forward import method_as_forward
@@ -46,6 +45,7 @@ from osdp.fsdp.moved_states import MovedStates
 from osdp.fsdp.obeyed_plan import obey
 from osdp.fsdp.options import Options
 from osdp.fsdp.searched_plan import searched_plan
+from osdp.fsdp.state_dict_types import carry_over
 from osdp.plan.plan import Plan
 from osdp.ranks.rank_group import Together
 from osdp.sharding.forward_methods import named_in_forward
@@ -162,7 +162,7 @@ def _before_call(model: nn.Module, method: str | None, args: Any, kwargs: Any) -
     seen = _would_be_seen(model)
     try:
         with SeparateParts(model, sharded.group) as separate, Ignored(model, marks_in(model)):
-            first = _First(model, sharded, options, together, separate, _Call(method, args, kwargs))
+            first = _First(model, sharded, options, together, separate, method, args, kwargs)
             try:
                 if options.memory is not None:
                     _search(first)
@@ -180,13 +180,6 @@ def _before_call(model: nn.Module, method: str | None, args: Any, kwargs: Any) -
 
 
 @dataclass(frozen=True)
-class _Call:
-    method: str | None  # None: forward
-    args: Any
-    kwargs: Any
-
-
-@dataclass(frozen=True)
 class _First:
     """The first call of a model, and what its wrapper was told."""
 
@@ -195,7 +188,29 @@ class _First:
     options: Options
     together: Together
     separate: SeparateParts
-    call: _Call
+    method: str | None  # None: forward
+    args: Any
+    kwargs: Any
+
+    def watched(self) -> ModelDescription:
+        with method_as_forward(self.model, self.method):
+            return watched_once(self.model, self.args, self.kwargs)
+
+    def unread_by_method(self) -> str | None:
+        """`_unread` on rank 0, None for a forward. Collective. Raises DescribeError where the method cannot be traced."""
+        if self.method is None:
+            return None
+
+        def found() -> str | None:
+            try:
+                return _unread(self.watched())
+            except DescribeError as error:
+                raise DescribeError(
+                    f"memory= searches at the first call in training, {self.method}(), and tracing it failed: {error}; "
+                    f"{_SAMPLE}"
+                ) from error
+
+        return self.together.done_first("tracing the first call", found)
 
 
 class _AsItIsError(Exception):
@@ -203,42 +218,35 @@ class _AsItIsError(Exception):
 
 
 def _search(first: _First) -> None:
-    model, together, call = first.model, first.together, first.call
+    model, together = first.model, first.together
     told = dict(first.options.search or {})
     if "global_batch_size" not in told:
-        told.setdefault("batch_size", max(batch_of((call.args, call.kwargs)), 1))
+        told.setdefault("batch_size", max(batch_of((first.args, first.kwargs)), 1))
     states = together.do("looking for optimizer states", lambda: MovedStates(model, first.sharded))
     states.agree(together)
     with Resharding(model) as resharding:
         with first.separate.readable():
-            unread = _unread_by_method(model, together, call)
+            unread = first.unread_by_method()
         if unread is not None:
             warn(
-                f"memory= waits for a call that trains all parameters: {call.method}() of {type(model).__name__} "
+                f"memory= waits for a call that trains all parameters: {first.method}() of {type(model).__name__} "
                 f"does not read {unread!r}; pass sample= if no other call does",
             )
             raise _AsItIsError
-        with method_as_forward(model, call.method), first.separate.readable():
+        with method_as_forward(model, first.method), first.separate.readable():
             sample = together.do(
-                "converting the inputs to a sample", lambda: _as_sample(model, call.args, call.kwargs)
+                "converting the inputs to a sample", lambda: _as_sample(model, first.args, first.kwargs)
             )
-            plan = searched_plan(
-                model, dataclasses.replace(first.options, sample=sample, search=told), first.separate
-            )
+            options = dataclasses.replace(first.options, sample=sample, search=told)
+            plan = searched_plan(model, options, first.separate)
         _apply(first, plan, resharding)
     states.move(resharding, runtime_of(model))
 
 
 def _regroup(first: _First) -> None:
-    model, together = first.model, first.together
-
-    def found() -> str | None:
-        return _regrouped(model, first.sharded, first.options, first.call) if together.rank == 0 else None
-
-    with Resharding(model) as resharding:
+    with Resharding(first.model) as resharding:
         with first.separate.readable():
-            text = together.do("tracing the first forward", found)
-        text = together.all(text)[0]
+            text = first.together.done_first("tracing the first forward", lambda: _regrouped(first))
         if text is None:
             raise _AsItIsError
         _apply(first, Plan.loads(text), resharding)
@@ -253,42 +261,19 @@ def _apply(first: _First, plan: Plan, resharding: Resharding) -> None:
         sharded.unsettled, sharded.before_method = "", None
         return
     obey(model, plan, first.options, resharding)
-    _carry_over(sharded, runtime_of(model))
+    carry_over(sharded, runtime_of(model))
 
 
-def _regrouped(model: nn.Module, sharded: Sharded, options: Options, call: _Call) -> str | None:
+def _regrouped(first: _First) -> str | None:
     """Rank 0's plan; None if it would change nothing."""
     try:
-        watched = _watched(model, call)
-        if call.method is not None and _unread(watched):
+        watched = first.watched()
+        if first.method is not None and _unread(watched):
             return None
-        plan = marked_plan(model, options, _with_named(watched, model))
+        plan = marked_plan(first.model, first.options, _with_named(watched, first.model))
     except DescribeError:
         return None
-    return None if _places(plan) == _places(sharded.plan) else plan.dumps()
-
-
-def _unread_by_method(model: nn.Module, together: Together, call: _Call) -> str | None:
-    """`_unread` on rank 0, None for a forward. Collective. Raises DescribeError where the method cannot be traced."""
-    if call.method is None:
-        return None
-
-    def found() -> str | None:
-        if together.rank != 0:
-            return None
-        try:
-            return _unread(_watched(model, call))
-        except DescribeError as error:
-            raise DescribeError(
-                f"memory= searches at the first call in training, {call.method}(), and tracing it failed: {error}; {_SAMPLE}"
-            ) from error
-
-    return together.all(together.do("tracing the first call", found))[0]
-
-
-def _watched(model: nn.Module, call: _Call) -> ModelDescription:
-    with method_as_forward(model, call.method):
-        return watched_once(model, call.args, call.kwargs)
+    return None if _places(plan) == _places(first.sharded.plan) else plan.dumps()
 
 
 def _unread(described: ModelDescription) -> str | None:
@@ -322,12 +307,6 @@ def _with_named(described: ModelDescription, model: nn.Module) -> ModelDescripti
     return dataclasses.replace(described, operators=tuple(operators))
 
 
-def _carry_over(old: Sharded, new: Sharded) -> None:
-    """Copy settings that the script has made since wrapping."""
-    state_dict_types.carry_over(old, new)
-    new.runtime.sync, new.runtime.part = old.runtime.sync, old.runtime.part
-
-
 def _would_be_seen(model: nn.Module) -> bool:
     """Whether a traced forward might be visible to the script, or units cannot be changed now."""
     return any(is_compiled(m) or any(map(_is_scripts, _hooks(m))) for m in model.modules()) or any(
@@ -335,9 +314,9 @@ def _would_be_seen(model: nn.Module) -> bool:
     )
 
 
-def _hooks(module: nn.Module) -> list[Any]:
-    of_forward, before = module._forward_hooks.values(), module._forward_pre_hooks.values()
-    return [*of_forward, *before, *module._backward_hooks.values(), *module._backward_pre_hooks.values()]
+def _hooks(module: nn.Module) -> Iterator[Any]:
+    for kind in ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks"):
+        yield from getattr(module, f"_{kind}").values()
 
 
 def _is_scripts(hook: Any) -> bool:

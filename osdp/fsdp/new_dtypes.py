@@ -22,12 +22,9 @@ def take_new_dtypes(model: nn.Module) -> None:
     options = options_of_wait(model)
     if sharded is None or options is None or not _changed(sharded):
         return
-    before = sharded.runtime
     shard(model, options, sharded.form)
     wait_for_inputs(model, options)
-    made = runtime_of(model)
-    carry_over(sharded, made)
-    made.runtime.sync, made.runtime.part = before.sync, before.part
+    carry_over(sharded, runtime_of(model))
 
 
 def _changed(sharded: Sharded) -> bool:

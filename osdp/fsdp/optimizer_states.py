@@ -204,10 +204,7 @@ def from_rank_0(model: nn.Module, given: State | None) -> State:
         tensors.append(value)
         return _Sent(value.shape, value.dtype)
 
-    def described() -> Any:
-        return _mapped(given, noted) if together.rank == 0 else None
-
-    form = together.all(together.do("describing rank 0's optimizer state", described))[0]
+    form = together.done_first("describing rank 0's optimizer state", lambda: _mapped(given, noted))
     order = iter(tensors)
 
     def received(value: Any) -> Any:

@@ -37,8 +37,6 @@ def searched_plan(module: nn.Module, options: Options, separate: SeparateParts) 
     hosts = told.pop("hosts", None) or _hosts(together, grid, options.ranks_per_host)
 
     def found() -> str:
-        if together.rank != 0:
-            return ""
         with _left_by_parts(options.memory, held) as memory:
             plan = search(
                 module,
@@ -51,8 +49,7 @@ def searched_plan(module: nn.Module, options: Options, separate: SeparateParts) 
             )
         return str(plan.dumps())
 
-    text = together.do("searching for a plan", found)
-    return Plan.loads(together.all(text)[0])
+    return Plan.loads(together.done_first("searching for a plan", found))
 
 
 @contextmanager

@@ -99,8 +99,9 @@ def shown_as(module: nn.Module, kind: str) -> Iterator[None]:
 
 
 def carry_over(old: Sharded, new: Sharded) -> None:
-    """Copy the state dict settings of `old` to `new`."""
+    """Copy what a script has set for a model that was sharded anew, as `new`, or copied."""
     new.form = old.form
+    new.runtime.sync, new.runtime.part = old.runtime.sync, old.runtime.part
     if old in _settings:
         _settings[new] = _settings[old]
 

@@ -58,6 +58,10 @@ class Together:
         """Rank 0's result of `work`, on every rank."""
         return self.all(work() if self.rank == 0 else None)[0]  # type: ignore[return-value]
 
+    def done_first(self, step: str, work: Callable[[], T]) -> T:
+        """Rank 0's result of `work`, on every rank. If it raised, all ranks raise, as in `do`."""
+        return self.all(self.do(step, lambda: work() if self.rank == 0 else None))[0]  # type: ignore[return-value]
+
     def do(self, step: str, work: Callable[[], T]) -> T:
         """This rank's result of `work`. If it raised on some rank, all ranks raise: that one its own error,
         the others an error of the same OSDP type (else OSDPError) that names `step` and the rank.

@@ -60,13 +60,18 @@ def norm_over_meshes(
         terms.append(table[:, 0])
         alike = table[0, 1]
     every = torch.cat([*terms, alike.view(1)])
-    norm = every.amax() if norm_type == float("inf") else every.pow(norm_type).sum().pow(1 / norm_type)
+    return norm_of_norms(every, norm_type, error_if_nonfinite).to(dtype)
+
+
+def norm_of_norms(norms: Tensor, norm_type: float, error_if_nonfinite: bool) -> Tensor:
+    """Of what they are the norms of. Raises GradientError for an infinite one if asked; it is the same on all ranks."""
+    norm = norms.amax() if norm_type == float("inf") else norms.pow(norm_type).sum().pow(1 / norm_type)
     if error_if_nonfinite and not bool(norm.isfinite()):
         raise GradientError(
             f"the norm of order {norm_type} of all gradients is {float(norm)}, on every rank: no gradient was changed. Skip "
             "this step (every rank will)"
         )
-    return norm.to(dtype)
+    return norm
 
 
 def _real(tensor: Tensor) -> torch.dtype:

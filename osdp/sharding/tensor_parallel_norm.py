@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from osdp.base.compiled_modules import unwrapped
-from osdp.errors import DisagreementError, GradientError, InvalidProblemError, ShardingError
+from osdp.errors import DisagreementError, InvalidProblemError, ShardingError
 from osdp.sharding.nested_models import with_parts
+from osdp.sharding.norm_over_meshes import norm_of_norms
 from osdp.sharding.sharded_model import runtime_of
 
 _ATTRIBUTE = "tensor_model_parallel"  # Megatron's, of parameters
@@ -39,33 +40,30 @@ def clip_over_tensor_parallel(
     """See `osdp.clip_grad_norm_`."""
     slices, replicas = _parameters(model, patterns)
     _refuse_own_ranks(model, group)
-    if not norm_type > 0:
-        raise ShardingError(f"the norm of sharded gradients needs a positive norm type, got {norm_type}")
+    _refuse_type(norm_type)
     norms = [_over_own_ranks(parameters, norm_type) for parameters in (slices.values(), replicas.values())]
     device = runtime_of(model).device
     of_slices, of_replicas = _over_group(group, norms, repr((max_norm, norm_type, sorted(slices))), device)
-    if norm_type == float("inf"):
-        norm = torch.cat([of_slices, of_replicas[:1]]).amax()
-    else:
-        norm = torch.cat([of_slices, of_replicas[:1]]).pow(norm_type).sum().pow(1 / norm_type)
-    if error_if_nonfinite and not bool(norm.isfinite()):
-        raise GradientError(
-            f"the norm of order {norm_type} of all gradients is {float(norm)}, on every rank: no gradient was changed. Skip "
-            "this step (every rank will)"
-        )
-    parameters = [*slices.values(), *replicas.values()]
-    torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
-    return norm.to(parameters[0].dtype) if parameters else norm.float()
+    norm = norm_of_norms(torch.cat([of_slices, of_replicas[:1]]), norm_type, error_if_nonfinite)
+    return _scaled([*slices.values(), *replicas.values()], max_norm, norm)
 
 
 def clip_over_meshes(model: nn.Module, max_norm: float, norm_type: float, error_if_nonfinite: bool) -> Tensor:
     """See `osdp.clip_grad_norm_`, where torch's tensor parallelism has divided parameters."""
-    if not norm_type > 0:
-        raise ShardingError(f"the norm of sharded gradients needs a positive norm type, got {norm_type}")
-    indices = [sharded.tree.index for _, sharded in with_parts(model)]
-    parameters = [p for p in unwrapped(model).parameters() if any(id(p) in index for index in indices)]
+    _refuse_type(norm_type)
+    parameters = list(_known(model).values())
     gradients = [p.grad for p in parameters if p.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients, norm_type, error_if_nonfinite)
+    return _scaled(parameters, max_norm, norm)
+
+
+def _refuse_type(norm_type: float) -> None:
+    if not norm_type > 0:
+        raise ShardingError(f"the norm of sharded gradients needs a positive norm type, got {norm_type}")
+
+
+def _scaled(parameters: list[nn.Parameter], max_norm: float, norm: Tensor) -> Tensor:
+    """Scales their gradients; returns `norm`, as wide as they are."""
     torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
     return norm.to(parameters[0].dtype) if parameters else norm.float()
 
@@ -75,10 +73,7 @@ Named = dict[str, nn.Parameter]
 
 def _parameters(model: nn.Module, patterns: str | Sequence[str] | None) -> tuple[Named, Named]:
     """The sharded model's parameters that are slices over the tensor-parallel group, and the others."""
-    indices = [sharded.tree.index for _, sharded in with_parts(model)]
-    known = {
-        name: p for name, p in unwrapped(model).named_parameters() if any(id(p) in index for index in indices)
-    }
+    known = _known(model)
     if patterns is None:
         chosen = {name for name, p in known.items() if getattr(p, _ATTRIBUTE, False)}
         if not any(hasattr(p, _ATTRIBUTE) for p in known.values()):
@@ -96,9 +91,15 @@ def _parameters(model: nn.Module, patterns: str | Sequence[str] | None) -> tuple
                     f"tp_parameters: {pattern!r} matches no parameter and no module that has any"
                 )
             chosen |= found
-    return {n: p for n, p in known.items() if n in chosen}, {
-        n: p for n, p in known.items() if n not in chosen
-    }
+    slices = {name: known.pop(name) for name in [*known] if name in chosen}
+    return slices, known
+
+
+def _known(model: nn.Module) -> Named:
+    """The parameters of the sharded model and of its parts."""
+    indices = [sharded.tree.index for _, sharded in with_parts(model)]
+    named = unwrapped(model).named_parameters()
+    return {name: p for name, p in named if any(id(p) in index for index in indices)}
 
 
 def _around(name: str) -> list[str]:

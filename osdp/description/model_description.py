@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,10 +36,7 @@ class Parameter:
 
     @property
     def elements(self) -> int:
-        n = 1
-        for d in self.shape:
-            n *= d
-        return n
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -122,6 +121,13 @@ class Operator:
         return replace(self, gather_at=places, look_ups=(), split_shape=None)
 
 
+# Fields of an operator: what it saves, and what it works with, of each sample and always.
+SAVED_BYTES = ("saved_bytes_per_sample", "saved_bytes_fixed")
+WORK_BYTES = tuple(
+    f"{way}work_bytes_{part}" for way in ("", "forward_", "backward_") for part in ("per_sample", "fixed")
+)
+
+
 @dataclass(frozen=True)
 class Block:
     """A module that can be recomputed in backward; if it is, only its inputs are saved."""
@@ -190,3 +196,16 @@ class ModelDescription(Printed):
     def load(path: str | os.PathLike[str]) -> ModelDescription:
         """Read the description in `path`. Raises FormatError that names the file and the field."""
         return json_files.load_file(path, "description", ModelDescription)
+
+
+def is_in(name: str, module: str) -> bool:
+    """Whether `name` is the module, or a part of it; everything is in ""."""
+    return not module or name == module or name.startswith(f"{module}.")
+
+
+def modules_around(name: str) -> Iterator[str]:
+    """`name` and the modules around it, from the inside out; the last one is ""."""
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
+    yield ""

@@ -7,19 +7,29 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING
 
 from osdp import _search
-from osdp.description.model_description import ModelDescription, Operator, Parameter
+from osdp.description.model_description import (
+    SAVED_BYTES,
+    WORK_BYTES,
+    ModelDescription,
+    Operator,
+    Parameter,
+    modules_around,
+)
 from osdp.errors import InvalidProblemError
 from osdp.hardware.hardware import Collective, Hardware, Protocol
 from osdp.plan.precisions import PRECISIONS
-from osdp.plan.searched import Searched
 from osdp.plan.stage import OperatorCollectives, Stage
 from osdp.plan.unit_grouping import BUCKET_BYTES, places_of
 from osdp.plan.whole_operators import whole_operators
 from osdp.planning.device_memory import Term, memory_terms
 from osdp.planning.kernel_times import operator_s, slices_s
 from osdp.planning.optimizer_states import OPTIMIZERS, OptimizerState, optimizer_state
+
+if TYPE_CHECKING:
+    from osdp.planning.search_problem import SearchProblem
 
 # Each additional slice of a split operator adds three matrix products to a step (forward, gradient of the
 # input, gradient of the weight); launching one takes about 5 us on both CPUs and GPUs.
@@ -107,24 +117,14 @@ def beside_tensors(
     )
 
 
-def make_request(
-    description: ModelDescription,
-    hardware: Hardware,
-    searched: Searched,
-    *,
-    ranks: int,
-    optimizer: str,
-    precision: str,
-    cost: str,
-) -> _search.Request:
-    """The search request, without limit and batches."""
-    hosts = searched.hosts
+def make_device(hardware: Hardware, ranks: int, hosts: int = 1, paper: bool = False) -> _search.Device:
+    """The machine of `ranks` ranks, spread over `hosts`."""
     # If links between hosts were not measured, all links are assumed to be alike.
     between = hardware.between_hosts or Collective(0.0, 0.0)
     if hosts > 1 and hardware.between_hosts is None:
         between = hardware.all_reduce
     host = hardware.host_memory
-    device = _search.Device(
+    return _search.Device(
         ranks=ranks,
         hosts=hosts,
         all_gather=_core(hardware.all_gather),
@@ -134,18 +134,23 @@ def make_request(
         exposed=hardware.exposed_communication,
         optimizer_s_per_byte=hardware.optimizer_s_per_byte,
         recompute_slowdown=hardware.recompute_slowdown,
-        protocols=[] if cost == "paper" else [_protocol(p) for p in hardware.protocols],
+        protocols=[] if paper else [_protocol(p) for p in hardware.protocols],
         host_copy=_core(host.copy if host is not None else Collective(0.0, 0.0)),
         host_optimizer_s_per_byte=host.optimizer_s_per_byte if host is not None else 0.0,
     )
+
+
+def make_request(problem: SearchProblem) -> _search.Request:
+    """The search request, without limit and batches."""
+    searched, paper = problem.searched, problem.cost == "paper"
     return _search.Request(
-        device=device,
-        paper=cost == "paper",
+        device=make_device(problem.hardware, problem.ranks, searched.hosts, paper),
+        paper=paper,
         modes=list(searched.modes),
         granularities=list(searched.granularity),
-        optimizer=optimizer_state(optimizer).core(),
+        optimizer=optimizer_state(problem.optimizer).core(),
         bucket_bytes=BUCKET_BYTES,
-        slice_overhead_s=SLICE_OVERHEAD_S if cost == "osdp" else 0.0,
+        slice_overhead_s=SLICE_OVERHEAD_S if problem.cost == "osdp" else 0.0,
         recompute=list(searched.checkpoint),
         depth_first=searched.method != "exact",
         smallest_first=searched.method == "dfs-smallest-first",
@@ -154,22 +159,16 @@ def make_request(
     )
 
 
-def make_manner(
-    description: ModelDescription,
-    hardware: Hardware,
-    searched: Searched,
-    *,
-    precision: str,
-    separate_reductions: bool,
-) -> _search.Manner:
+def make_manner(problem: SearchProblem) -> _search.Manner:
     """How the runtime will execute plans."""
+    description, hardware = problem.description, problem.hardware
     enqueue = hardware.device != "cpu"  # its lanes are streams
-    sizes = {o.name: gathered_bytes(o, precision) for o in description.operators}
+    sizes = {o.name: gathered_bytes(o, problem.precision) for o in description.operators}
     return _search.Manner(
         places=places_of(description, sizes, gathering_calls(description)),
-        small_unit_bytes=searched.small_unit_bytes,
-        prefetch=searched.prefetch,
-        separate_reductions=separate_reductions and enqueue,
+        small_unit_bytes=problem.searched.small_unit_bytes,
+        prefetch=problem.searched.prefetch,
+        separate_reductions=problem.separate_reductions and enqueue,
         enqueue=enqueue,
         delay=_core(hardware.communication_delay),
         stolen_permille=round(hardware.stolen_computation * 1000),
@@ -327,15 +326,8 @@ def _operator(
     op.calls = max(1, o.calls)
     op.places = max(1, len(o.gather_at)) if o.traced else 1
     op.block = -1 if o.block is None else block_index[o.block]
-    op.saved_bytes_per_sample = o.saved_bytes_per_sample
-    op.saved_bytes_fixed = o.saved_bytes_fixed
-    op.work_bytes_per_sample = o.work_bytes_per_sample
-    op.work_bytes_fixed = o.work_bytes_fixed
-    op.forward_work_bytes_per_sample = o.forward_work_bytes_per_sample
-    op.forward_work_bytes_fixed = o.forward_work_bytes_fixed
-    op.backward_work_bytes_per_sample = o.backward_work_bytes_per_sample
-    op.backward_work_bytes_fixed = o.backward_work_bytes_fixed
-    op.waiting_gradient_bytes = o.waiting_gradient_bytes
+    for name in (*SAVED_BYTES, *WORK_BYTES, "waiting_gradient_bytes"):
+        setattr(op, name, getattr(o, name))
     op.compute_s_per_sample, op.compute_s_fixed = times.per_sample, times.fixed
     op.recompute_s_per_sample, op.recompute_s_fixed = times.forward_per_sample, times.forward_fixed
     return op
@@ -359,13 +351,9 @@ def _spans(description: ModelDescription) -> dict[str, tuple[int, int]]:
     """By module: the first and last operator, in execution order, of its call."""
     spans: dict[str, tuple[int, int]] = {}
     for i, o in enumerate(description.operators):
-        name = o.name
-        while True:
+        for name in modules_around(o.name):
             first, _ = spans.get(name, (i, i))
             spans[name] = (first, i)
-            if not name:
-                break
-            name = name.rpartition(".")[0]
     return spans
 
 
@@ -379,14 +367,7 @@ def signature(o: Operator) -> object:
         len(o.gather_at),
         o.split_shape,
         o.transposed,
-        o.saved_bytes_per_sample,
-        o.saved_bytes_fixed,
-        o.work_bytes_per_sample,
-        o.work_bytes_fixed,
-        o.forward_work_bytes_per_sample,
-        o.forward_work_bytes_fixed,
-        o.backward_work_bytes_per_sample,
-        o.backward_work_bytes_fixed,
+        *(getattr(o, name) for name in (*SAVED_BYTES, *WORK_BYTES)),
         o.waiting_gradient_bytes,
         o.flops_per_sample,
         o.forward_kernels,

@@ -12,7 +12,13 @@ from torch import nn
 
 from osdp.base.cast_floats import CastInputs
 from osdp.description.describe import describe
-from osdp.description.model_description import Kernel, ModelDescription
+from osdp.description.model_description import (
+    SAVED_BYTES,
+    WORK_BYTES,
+    Kernel,
+    ModelDescription,
+    modules_around,
+)
 from osdp.errors import DescribeError
 from osdp.plan.mixed_precision import at_blocks, named_precision, parameter_dtypes
 from osdp.plan.precisions import PRECISIONS
@@ -88,12 +94,8 @@ def described(
     return with_low_activations(description, model, args, kwargs, precision, device)
 
 
-_SAVED = ("saved_bytes_per_sample", "saved_bytes_fixed")
 _KERNELS = ("forward_kernels", "backward_kernels")
 _WAITING = "waiting_gradient_bytes"
-_WORK = tuple(
-    f"{way}work_bytes_{part}" for way in ("", "forward_", "backward_") for part in ("per_sample", "fixed")
-)
 
 
 def _bytes_by_operator(
@@ -112,26 +114,26 @@ def _bytes_by_operator(
     if with_parameters[0] != with_parameters[1]:
         return None
     found: dict[str, dict[str, Any]] = {
-        o.name: {**dict.fromkeys((*_SAVED, *_WORK, _WAITING), 0), **dict.fromkeys(_KERNELS, ())}
+        o.name: {**dict.fromkeys((*SAVED_BYTES, *WORK_BYTES, _WAITING), 0), **dict.fromkeys(_KERNELS, ())}
         for o in description.operators
     }
     blocks = {o.name: o.block for o in description.operators}
     last, kept = description.operators[0].name, None  # the last one at all, and of those in no block
-    of_input = dict.fromkeys(_SAVED, 0)
-    held = dict.fromkeys(_SAVED, 0)  # by operators up to `o`
+    of_input = dict.fromkeys(SAVED_BYTES, 0)
+    held = dict.fromkeys(SAVED_BYTES, 0)  # by operators up to `o`
     needed: dict[str, tuple[int, ...]] = {}
     waiting: dict[str, int] = {}  # of every operator that is part of it at least
     for o in low.operators:
-        place = o.name
-        while place not in found and place:
-            place = place.rpartition(".")[0]
+        place = next((name for name in modules_around(o.name) if name in found), "")
         last = place if place in found else last
         kept = last if blocks[last] is None else kept
         saves = found[last] if place in found else of_input if kept is None else found[kept]
-        for key in _SAVED:
+        for key in SAVED_BYTES:
             saves[key] += getattr(o, key)
             held[key] += getattr(o, key)
-        sums = [held[saved] + getattr(o, work) for saved, work in zip(_SAVED * 3, _WORK, strict=True)]
+        sums = [
+            held[saved] + getattr(o, work) for saved, work in zip(SAVED_BYTES * 3, WORK_BYTES, strict=True)
+        ]
         known = needed.get(last, sums)
         # Its forward and backward alone are of another module's call.
         needed[last] = (
@@ -143,9 +145,9 @@ def _bytes_by_operator(
             found[last][key] += low.kernels[at] if at >= 0 else ()
     held = dict(of_input)
     for o in description.operators:
-        for saved in _SAVED:
+        for saved in SAVED_BYTES:
             held[saved] += found[o.name][saved]
-        for saved, work, most in zip(_SAVED * 3, _WORK, needed.get(o.name, (0,) * 6), strict=True):
+        for saved, work, most in zip(SAVED_BYTES * 3, WORK_BYTES, needed.get(o.name, (0,) * 6), strict=True):
             found[o.name][work] = max(0, most - held[saved])
         found[o.name][_WAITING] = waiting.get(o.name, 0)
     return found, of_input["saved_bytes_per_sample"]

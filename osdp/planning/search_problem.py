@@ -73,26 +73,11 @@ class SearchProblem:
 
     def planner_of(self, model: _search.Model, manner: _search.Manner) -> _search.Planner:
         """The same of a model and a manner that were made otherwise."""
-        request = make_request(
-            self.description,
-            self.hardware,
-            self.searched,
-            ranks=self.ranks,
-            optimizer=self.optimizer,
-            precision=self.precision,
-            cost=self.cost,
-        )
-        return _search.Planner(model, request, manner)
+        return _search.Planner(model, make_request(self), manner)
 
     def manner(self) -> _search.Manner:
         """How the runtime carries out its plans."""
-        return make_manner(
-            self.description,
-            self.hardware,
-            self.searched,
-            precision=self.precision,
-            separate_reductions=self.separate_reductions,
-        )
+        return make_manner(self)
 
     def around_operators(self) -> tuple[list[tuple[str, int]], int, int]:
         """What a core model has besides operators."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from osdp.description.model_description import ModelDescription, Operator
+from osdp.description.model_description import ModelDescription, Operator, is_in, modules_around
 from osdp.errors import InvalidProblemError
 from osdp.planning.degrees.local_operators import WORK, WORK_FIXED
 
@@ -100,13 +100,10 @@ def _joined(d: ModelDescription, links: tuple[Link, ...]) -> tuple[tuple[Link, .
     link_of = {i: at for at, link in enumerate(links) for i in link.operators}
     spans: dict[str, tuple[int, int]] = {}  # of each module's operators
     for i, o in enumerate(d.operators):
-        name, at = o.name, link_of[i]
-        while True:
+        at = link_of[i]
+        for name in modules_around(o.name):
             first, last = spans.get(name, (at, at))
             spans[name] = (min(first, at), max(last, at))
-            if not name:
-                break
-            name = name.rpartition(".")[0]
     last_of = list(range(len(links)))  # by link, the last one that must be in its stage
     tied = ""
     for i, o in enumerate(d.operators):
@@ -129,10 +126,6 @@ def _joined(d: ModelDescription, links: tuple[Link, ...]) -> tuple[tuple[Link, .
             joined.append(link)
         until = max(until, last_of[at])
     return tuple(joined), tied
-
-
-def _is_in(name: str, module: str) -> bool:
-    return not module or name == module or name.startswith(module + ".")
 
 
 def _links(d: ModelDescription) -> tuple[Link, ...]:
@@ -177,7 +170,7 @@ def _holds_several(d: ModelDescription, module: str) -> bool:
     """Whether a module holds more than one block, or, in a model without blocks, everything."""
     if not d.blocks:
         return module == ""
-    return sum(_is_in(b.name, module) and b.name != module for b in d.blocks) > 1 or module == ""
+    return sum(is_in(b.name, module) and b.name != module for b in d.blocks) > 1 or module == ""
 
 
 def _reads(o: Operator | None) -> int:

@@ -17,14 +17,13 @@ these run on the stream that computes: nothing is beside them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from osdp import _search
 from osdp.description.model_description import ModelDescription, Operator
 from osdp.hardware.hardware import Hardware
-from osdp.plan.searched import Searched
 from osdp.plan.stage import OperatorCollectives
-from osdp.planning.core_inputs import computing_dtypes, itemsize, make_request
+from osdp.planning.core_inputs import computing_dtypes, itemsize, make_device
 
 
 def collectives_of(
@@ -38,7 +37,7 @@ def collectives_of(
     """By operator of the whole (not local) description, in a micro-batch of that size; those without are left out."""
     if ranks == 1:
         return {}
-    seconds = _timer(description, hardware, ranks, precision)
+    device = make_device(hardware, ranks)
     sequence = "sequence" in styles.values()
     widths = {
         o.name: 4 if dtype == "tf32" else itemsize(dtype)
@@ -48,6 +47,10 @@ def collectives_of(
     }
     most_rows = max((_rows(o) for o in description.operators), default=0)
     last = next((o.name for o in reversed(description.operators) if o.parameters), "")
+
+    def seconds(kind: str, size: int) -> float:
+        return _search.collective_s(device, kind, size)
+
     found: dict[str, OperatorCollectives] = {}
     reads: tuple[str, int] | None = None  # the module around the last column-wise linear, and its inputs
     for o in description.operators:
@@ -96,13 +99,3 @@ def _features(o: Operator) -> tuple[int, int]:
         return o.split_shape
     shape = next((p.shape for p in o.parameters if len(p.shape) == 2), (0, 0))
     return (shape[1], shape[1]) if o.kind == "Embedding" else (shape[0], shape[1])
-
-
-def _timer(
-    description: ModelDescription, hardware: Hardware, ranks: int, precision: str
-) -> Callable[[str, int], float]:
-    searched = Searched(modes=("NO_SHARD",), granularity=(), checkpoint=("none",))
-    request = make_request(
-        description, hardware, searched, ranks=ranks, optimizer="sgd", precision=precision, cost="osdp"
-    )
-    return lambda kind, size: _search.collective_s(request.device, kind, size)

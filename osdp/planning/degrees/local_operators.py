@@ -17,11 +17,19 @@ import re
 from collections.abc import Mapping
 from functools import cached_property
 
-from osdp.description.model_description import Block, Kernel, ModelDescription, Operator, Parameter
+from osdp.description.model_description import (
+    WORK_BYTES,
+    Block,
+    Kernel,
+    ModelDescription,
+    Operator,
+    Parameter,
+    is_in,
+    modules_around,
+)
 from osdp.errors import InvalidProblemError
 
-WORK = ("work_bytes_per_sample", "forward_work_bytes_per_sample", "backward_work_bytes_per_sample")
-WORK_FIXED = ("work_bytes_fixed", "forward_work_bytes_fixed", "backward_work_bytes_fixed")
+WORK, WORK_FIXED = WORK_BYTES[::2], WORK_BYTES[1::2]
 
 
 class LocalOperators:
@@ -105,16 +113,14 @@ class LocalOperators:
         return self._parts[alike]
 
     def _computes_parts(self, o: Operator) -> bool:
-        inside = o.name
-        while True:
-            own = [x for x in self.description.operators if x.parameters and _is_in(x.name, inside)]
-            if own or not inside:
+        for inside in modules_around(o.name):
+            own = [x for x in self.description.operators if x.parameters and is_in(x.name, inside)]
+            if own:
                 break
-            inside = inside.rpartition(".")[0]
         shared = [x for x in own if self.styles.get(x.name, "") in ("colwise", "rowwise")]
         if own and len(shared) == len(own):
             return True
-        if any(_is_in(b.name, o.name) and b.name != o.name for b in self.description.blocks):
+        if any(is_in(b.name, o.name) and b.name != o.name for b in self.description.blocks):
             # Around all blocks: the loss, on the part of the vocabulary that the head made.
             last = [x for x in self.description.operators if x.parameters][-1]
             return self.styles.get(last.name) == "colwise"
@@ -157,10 +163,6 @@ class LocalOperators:
                 tuple(_local_kernel(k, ranks, moved, style, o.split_shape) for k in self._kernels[at])
             )
         return self._known[key]
-
-
-def _is_in(name: str, module: str) -> bool:
-    return not module or name == module or name.startswith(module + ".")
 
 
 def _local_kernel(k: Kernel, ranks: int, moved: float, style: str, split: tuple[int, int] | None) -> Kernel:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from osdp.description.model_description import ModelDescription
+from osdp.description.model_description import ModelDescription, modules_around
 from osdp.errors import InvalidProblemError
 
 # What is kept of a style. "colwise": a weight's outputs are shared, and so is its result; "colwise_gathered": the result is
@@ -87,10 +87,7 @@ def styles_of(description: ModelDescription, plan: Mapping[str, str]) -> dict[st
     """
     modules: dict[str, None] = {}
     for o in description.operators:
-        name = o.name
-        while name:
-            modules.setdefault(name)
-            name = name.rpartition(".")[0]
+        modules |= dict.fromkeys(name for name in modules_around(o.name) if name)
     styles: dict[str, str] = {}
     for pattern, style in plan.items():
         matches = matching(pattern, modules)

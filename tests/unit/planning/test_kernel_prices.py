@@ -16,6 +16,7 @@ from osdp.hardware.hardware import Hardware
 from osdp.plan.searched import Searched
 from osdp.planning.core_inputs import SLICE_OVERHEAD_S, make_model, make_request
 from osdp.planning.kernel_times import kernels_s, slices_s
+from osdp.planning.search_problem import SearchProblem
 
 RATE = Hardware.load("h100-8").flops_per_s_by_dtype["bfloat16"]
 
@@ -53,9 +54,7 @@ def in_slices_ps(description: ModelDescription, hardware: Hardware) -> int:
     """What the weight in 64 slices adds to a micro-batch, beside computation."""
     searched = Searched(("FULL_SHARD",), (64,), ("none",))
     model = make_model(description, hardware, "bf16")
-    request = make_request(
-        description, hardware, searched, ranks=8, optimizer="adamw", precision="bf16", cost="osdp"
-    )
+    request = make_request(SearchProblem(description, hardware, 8, "adamw", "bf16", "osdp", False, searched))
     at = next(i for i, o in enumerate(description.operators) if o.split_shape is not None)
     return max(
         c.communication_ps

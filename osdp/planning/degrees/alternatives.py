@@ -10,7 +10,7 @@ from osdp.plan.parallel_plan import Alternative
 from osdp.planning.degrees.cuts import CutPipeline
 from osdp.planning.degrees.layout import Degrees
 from osdp.planning.degrees.pipelines import EVERY_MODE, EVERY_WAY, CandidatePipelines
-from osdp.planning.degrees.stage_search import Effort
+from osdp.planning.degrees.stage_search import QUICK, Effort
 
 # Note [Alone]
 # DP and FSDP have neither tensor nor pipeline parallelism: one plan for all ranks, NO_SHARD or FULL_SHARD. OSDP is the
@@ -27,7 +27,6 @@ _ALONE: dict[str, Callable[[Degrees], bool]] = {
     "3D": lambda d: True,
 }
 ROUNDS, MOST_TIGHT = 4, 3
-QUICK = Effort(gap=0.1, played_operators=4_000)
 
 
 class Alternatives:

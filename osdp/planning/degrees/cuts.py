@@ -75,10 +75,7 @@ class Pipelines:
     def times(self, results: Sequence[StageResult], cuts: Sequence[int]) -> list[_search.StageTimes]:
         """With what passes between stages: the gradients of activations are as large as these."""
         ahead = [self.sends(i, cuts[i + 1]) for i in range(self.stages - 1)]
-        return [
-            with_sends(r.times, ahead[i] if i + 1 < self.stages else 0, ahead[i - 1] if i > 0 else 0)
-            for i, r in enumerate(results)
-        ]
+        return with_sends([r.times for r in results], ahead)
 
     def improved(self, start: Sequence[int], most_rounds: int) -> CutPipeline:
         """From a cut, with links moved from the slowest stage, or from the one that is over the limit most."""
@@ -104,18 +101,22 @@ class Pipelines:
         return [c for c in moved if all(x < y for x, y in itertools.pairwise(c))]
 
 
-def with_sends(t: _search.StageTimes, activations_ps: int, gradients_ps: int) -> _search.StageTimes:
-    return _search.StageTimes(
-        first_forward_ps=t.first_forward_ps,
-        forward_ps=t.forward_ps,
-        backward_ps=t.backward_ps,
-        last_backward_ps=t.last_backward_ps,
-        optimizer_ps=t.optimizer_ps,
-        send_activations_ps=activations_ps,
-        send_gradients_ps=gradients_ps,
-        backward_tail_ps=t.backward_tail_ps,
-        last_backward_tail_ps=t.last_backward_tail_ps,
-    )
+def with_sends(times: Sequence[_search.StageTimes], sends_ps: Sequence[int]) -> list[_search.StageTimes]:
+    """`times` of stages, with what each takes to send to the next one and back to the one before."""
+    return [
+        _search.StageTimes(
+            first_forward_ps=t.first_forward_ps,
+            forward_ps=t.forward_ps,
+            backward_ps=t.backward_ps,
+            last_backward_ps=t.last_backward_ps,
+            optimizer_ps=t.optimizer_ps,
+            send_activations_ps=ahead,
+            send_gradients_ps=back,
+            backward_tail_ps=t.backward_tail_ps,
+            last_backward_tail_ps=t.last_backward_tail_ps,
+        )
+        for t, ahead, back in zip(times, (*sends_ps, 0), (0, *sends_ps), strict=True)
+    ]
 
 
 def balanced(weights: Sequence[float], stages: int) -> tuple[int, ...]:

@@ -34,23 +34,8 @@ class CandidatePipelines:
 
     @cached_property
     def searches(self) -> StageSearches:
-        candidate, sharing, hardware, manner = self.candidate, self.sharing, self.hardware, self.manner
-        degrees = candidate.degrees
-        return StageSearches(
-            sharing.chain,
-            sharing.collectives(candidate.batch),
-            sharing.contents(candidate.batch),
-            sharing.model(candidate.batch),
-            sharing.manner,
-            self.layout.machine(hardware),
-            manner,
-            tensor=degrees.tensor,
-            data=degrees.data,
-            data_hosts=self.layout.data_hosts,
-            batch=candidate.batch,
-            micro_batches=candidate.micro_batches,
-            stages=degrees.pipeline,
-        )
+        machine = self.layout.machine(self.hardware)
+        return StageSearches(self.candidate, self.sharing, machine, self.layout.data_hosts, self.manner)
 
     def pipelines(self, stage_of: StageOf) -> Pipelines:
         return Pipelines(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from osdp import _search
-from osdp.plan.parallel_plan import ParallelPlan, StagePlan, parallel_problems
+from osdp.plan.parallel_plan import ParallelPlan, parallel_problems
 from osdp.plan.pipeline_timeline import Pass, PipelineTimeline
 from osdp.plan.plan import Plan
 from osdp.planning.core_choices import core_plan
@@ -86,23 +86,10 @@ def _wrong_stage(plan: ParallelPlan, index: int) -> str:
 
 
 def _times(plan: ParallelPlan) -> list[_search.StageTimes]:
-    layout = _layout(plan)
+    layout, batch = _layout(plan), plan.micro_batch_size
     sends = [
-        round(layout.send_s(plan.hardware, i, _boundary_bytes(s, plan.micro_batch_size)) * 1e12)
+        round(layout.send_s(plan.hardware, i, s.plan.description.input_bytes_per_sample * batch) * 1e12)
         for i, s in enumerate(plan.stages[1:])
     ]
-    last = len(plan.stages) - 1
-    return [
-        with_sends(
-            _own_times(s.plan, plan.micro_batches), sends[i] if i < last else 0, sends[i - 1] if i > 0 else 0
-        )
-        for i, s in enumerate(plan.stages)
-    ]
-
-
-def _boundary_bytes(stage: StagePlan, batch: int) -> int:
-    return stage.plan.description.input_bytes_per_sample * batch
-
-
-def _own_times(plan: Plan, micro_batches: int) -> _search.StageTimes:
-    return times_of(SearchProblem.of(plan).planner.play(core_plan(plan)), micro_batches)
+    played = (SearchProblem.of(s.plan).planner.play(core_plan(s.plan)) for s in plan.stages)
+    return with_sends([times_of(each, plan.micro_batches) for each in played], sends)

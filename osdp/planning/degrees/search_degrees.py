@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from osdp import _search
 from osdp.base.byte_sizes import format_bytes
 from osdp.description.model_description import ModelDescription
 from osdp.errors import InfeasibleError, InvalidProblemError
@@ -21,7 +22,7 @@ from osdp.planning.degrees.candidates import (
 )
 from osdp.planning.degrees.cuts import CutPipeline
 from osdp.planning.degrees.pipelines import EVERY_MODE, EVERY_WAY, CandidatePipelines
-from osdp.planning.degrees.stage_search import Effort, Manner
+from osdp.planning.degrees.stage_search import QUICK, Effort, Manner
 from osdp.planning.optimizer_states import optimizer_state
 
 # Note [The search over degrees]
@@ -36,7 +37,6 @@ from osdp.planning.optimizer_states import optimizer_state
 # Degrees, micro-batches and cuts are enumerated so: a uniform plan that is NEAR slower may have been a better one's. A plan
 # of each stage is proven; that of all stages is the played step of these.
 NEAR, MOST_SEARCHED = 0.10, 3
-QUICK = Effort(gap=0.1, played_operators=4_000)
 PLAYED_OPERATORS = 60_000  # in the last search, over all different stages
 ROUNDS = 8  # of moved boundaries
 
@@ -126,11 +126,7 @@ def search_degrees(search: Search) -> ParallelPlan:
         raise _nothing_fits(search)
     for other, cut, _ in found:
         if other is not pipelines:
-            _rule_out(
-                search,
-                other,
-                f"searched: its step takes {cut.step_ps * 1e-12:.4g} s" if cut.fits else _over(cut),
-            )
+            _rule_out(search, other, f"searched: {_step(cut)}" if cut.fits else _over(cut))
     moved = pipelines.searched(best.cuts, QUICK, 1)
     different = max(1, len({pipelines.searches.key(*c) for c in _keys(pipelines, moved)}))
     effort = Effort(search.manner.searched.gap, PLAYED_OPERATORS // different)
@@ -156,17 +152,11 @@ def _uniform(
         if found.fits:
             best = found.step_ps if best is None else min(best, found.step_ps)
         if not found.fits or not near:
-            _rule_out(
-                search,
-                pipelines,
-                f"its step takes {found.step_ps * 1e-12:.4g} s" if found.fits else _over(found),
-            )
+            _rule_out(search, pipelines, _step(found) if found.fits else _over(found))
         yield pipelines, found
 
 
 def _keys(pipelines: CandidatePipelines, cut: CutPipeline) -> Iterator[tuple[int, int, int]]:
-    from osdp import _search
-
     p, m = len(cut.stages), pipelines.candidate.micro_batches
     for i in range(p):
         yield cut.cuts[i], cut.cuts[i + 1], _search.most_in_flight(pipelines.schedule, p, i, m)
@@ -175,6 +165,10 @@ def _keys(pipelines: CandidatePipelines, cut: CutPipeline) -> Iterator[tuple[int
 def _rule_out(search: Search, pipelines: CandidatePipelines, why: str) -> None:
     d = pipelines.candidate.degrees
     search.ruled_out.append(RuledOut(d.tensor, d.pipeline, d.data, pipelines.candidate.batch, why))
+
+
+def _step(cut: CutPipeline) -> str:
+    return f"its step takes {cut.step_ps * 1e-12:.4g} s"
 
 
 def _over(cut: CutPipeline) -> str:

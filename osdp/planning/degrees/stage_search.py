@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from osdp import _search
@@ -11,8 +11,8 @@ from osdp.errors import InfeasibleError
 from osdp.hardware.hardware import Hardware
 from osdp.plan.plan import Plan
 from osdp.plan.searched import Searched
-from osdp.plan.stage import OperatorCollectives, Stage
-from osdp.planning.degrees.chain import Chain
+from osdp.plan.stage import Stage
+from osdp.planning.degrees.candidates import Candidate, Sharing
 from osdp.planning.plan_builder import plan_of
 from osdp.planning.search_problem import SearchProblem
 
@@ -49,6 +49,9 @@ class Effort:
     find_smallest: bool = True
 
 
+QUICK = Effort(gap=0.1, played_operators=4_000)
+
+
 @dataclass(frozen=True)
 class Manner:
     """What the searches of all stages have in common: `osdp.search`'s arguments."""
@@ -61,32 +64,15 @@ class Manner:
 
 
 class StageSearches:
-    """The stages of a chain for one tensor-parallel degree, one data-parallel group and one micro-batch. `contents`: of each
-    link, equal for those that differ in their names only; `model`: of the chain, with its times in a micro-batch;
-    `core_manner`: of the chain, for a problem of a part."""
+    """The stages of a candidate's chain on `machine`, that of one data-parallel group over `hosts` hosts."""
 
     def __init__(
-        self,
-        chain: Chain,
-        collectives: dict[str, OperatorCollectives],
-        contents: Sequence[int],
-        model: _search.Model,
-        core_manner: Callable[[SearchProblem], _search.Manner],
-        hardware: Hardware,
-        manner: Manner,
-        *,
-        tensor: int,
-        data: int,
-        data_hosts: int,
-        batch: int,
-        micro_batches: int,
-        stages: int,
+        self, candidate: Candidate, sharing: Sharing, machine: Hardware, hosts: int, manner: Manner
     ) -> None:
-        self.chain, self.collectives, self.hardware, self.manner = chain, collectives, hardware, manner
-        self.tensor, self.data, self.data_hosts = tensor, data, data_hosts
-        self.batch, self.micro_batches, self.stages = batch, micro_batches, stages
-        self._content, self._model = contents, model
-        self._core_manner = core_manner
+        self.chain, self.hardware, self.hosts, self.manner = sharing.chain, machine, hosts, manner
+        self.batch, self.micro_batches = candidate.batch, candidate.micro_batches
+        self.degrees, self.sharing = candidate.degrees, sharing
+        self._content = sharing.contents(self.batch)
         self._uniform: dict[object, list[tuple[StageResult, int]]] = {}
         self._answers: dict[object, _search.Answer] = {}
         self._problems: dict[object, SearchProblem] = {}
@@ -99,7 +85,7 @@ class StageSearches:
 
     def possible(self, modes: Sequence[str]) -> tuple[str, ...]:
         """HYBRID_SHARD needs several ranks on each of several hosts."""
-        inside = 1 < self.data_hosts < self.data
+        inside = 1 < self.hosts < self.degrees.data
         return tuple(m for m in modes if inside or m != "HYBRID_SHARD")
 
     def problem(self, first: int, end: int, in_flight: int, index: int = 0) -> SearchProblem:
@@ -107,17 +93,19 @@ class StageSearches:
         names = {o.name for o in description.operators}
         stage = Stage(
             index=index,
-            stages=self.stages,
+            stages=self.degrees.pipeline,
             in_flight=in_flight,
             micro_batches=self.micro_batches,
-            tensor_parallel=self.tensor,
-            collectives={name: c for name, c in self.collectives.items() if name in names},
+            tensor_parallel=self.degrees.tensor,
+            collectives={
+                name: c for name, c in self.sharing.collectives(self.batch).items() if name in names
+            },
         )
         searched = self.manner.searched
         problem = SearchProblem(
             description,
             self.hardware,
-            self.data,
+            self.degrees.data,
             self.manner.optimizer,
             self.manner.precision,
             "osdp",
@@ -126,8 +114,8 @@ class StageSearches:
                 searched,
                 modes=self.possible(searched.modes),
                 batch_size=self.batch,
-                global_batch_size=self.batch * self.micro_batches * self.data,
-                hosts=self.data_hosts,
+                global_batch_size=self.batch * self.micro_batches * self.degrees.data,
+                hosts=self.hosts,
                 stage=stage,
             ),
         )
@@ -139,8 +127,8 @@ class StageSearches:
         chosen = sorted(i for link in self.chain.links[first:end] for i in link.operators)
         _, held, always = problem.around_operators()
         return (
-            _search.part_of_model(self._model, chosen, held, always),
-            _search.part_of_manner(self._core_manner(problem), chosen),
+            _search.part_of_model(self.sharing.model(self.batch), chosen, held, always),
+            _search.part_of_manner(self.sharing.manner(problem), chosen),
         )
 
     def uniform(
@@ -162,7 +150,7 @@ class StageSearches:
         """Each with one micro-batch in flight, and the bytes of every further one."""
         key = self.key(first, end, 1)
         found = []
-        for mode in self.possible(modes) if self.data > 1 else ("NO_SHARD",):
+        for mode in self.possible(modes) if self.degrees.data > 1 else ("NO_SHARD",):
             for way in ways:
                 at = (key, mode, way)
                 if at not in self._uniform:

@@ -17,9 +17,10 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from osdp.base import file_versions, schema_reader
+from osdp.base.printed import PrintedLater
 from osdp.base.strict_json import Limits, Text, Violation
 from osdp.errors import FormatError
 
@@ -28,6 +29,34 @@ Rules = Callable[[Any], Iterable[tuple[str, str]]]  # (field, error) of each vio
 
 MAX_FILE_BYTES = 64 * 2**20
 MAX_VALUES = 8 * 2**20  # numbers, texts, names, lists and objects together
+
+
+class InFile(PrintedLater):
+    """A value that files of its own kind hold."""
+
+    KIND: ClassVar[str]
+
+    def _problems(self) -> Iterable[tuple[str, str]]:
+        """(field, error) of each violation of what types do not express."""
+        return ()
+
+    def dumps(self) -> str:
+        """The value as JSON text, with a schema version; `loads` returns an equal one."""
+        return dumps(self.KIND, self)
+
+    @classmethod
+    def loads(cls, text: str) -> Self:
+        """Parse the text of `dumps`. Raises FormatError that names line and field."""
+        return loads(cls.KIND, cls, text, cls._problems)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the text to `path` atomically."""
+        save_text(path, self.dumps())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read the file `path`. Raises FormatError that names the file, the line and the field."""
+        return load_file(path, cls.KIND, cls, cls._problems)
 
 
 def dumps(kind: str, value: object) -> str:

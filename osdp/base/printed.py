@@ -13,6 +13,8 @@ from html import escape
 
 from rich.console import Console, RenderableType
 
+from osdp.base.later_methods import function_of
+
 _NOTEBOOK_COLUMNS = 110
 # What tables and bars are drawn with, for output whose encoding has none of it (PYTHONIOENCODING=ascii, LANG=C).
 _AS_ASCII = str.maketrans("█▓▒░•▁▂▃▄▅▆▇", "#=+.*__--==+")
@@ -29,6 +31,14 @@ class Printed:
 
     def _repr_html_(self) -> str:
         return html(self)
+
+
+class PrintedLater(Printed):
+    """Printed by the function that is registered for its class (osdp/base/later_methods.py), of osdp.show."""
+
+    def __rich__(self) -> RenderableType:
+        shown: RenderableType = function_of(f"{type(self).__name__}.__rich__")(self)
+        return shown
 
 
 class PrintedText(str):

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-from osdp.base import json_files
-from osdp.base.later_methods import function_of
-from osdp.base.printed import Printed
+from osdp.base.json_files import InFile
 from osdp.base.schema import AtLeast, OneOf
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
 
 KINDS = ("product", "attention", "other")  # of kernels
 
@@ -140,7 +133,7 @@ CPU, ACCELERATOR = "cpu", "accelerator"
 
 
 @dataclass(frozen=True, repr=False)
-class ModelDescription(Printed):
+class ModelDescription(InFile):
     """The operators of a model in execution order, measured on one sample, whose dimension 0 is the batch of one rank.
 
     `osdp.describe` makes it.
@@ -148,6 +141,8 @@ class ModelDescription(Printed):
     >>> description = osdp.describe(model, inputs)
     >>> description.save("model.json")
     """
+
+    KIND = "description"
 
     name: str  # the root module's class name
     operators: tuple[Operator, ...]
@@ -174,28 +169,6 @@ class ModelDescription(Printed):
     def parameters(self) -> tuple[Parameter, ...]:
         """The parameters of all operators, in execution order."""
         return tuple(p for o in self.operators for p in o.parameters)
-
-    def __rich__(self) -> RenderableType:
-        shown: RenderableType = function_of("ModelDescription.__rich__")(self)
-        return shown
-
-    def dumps(self) -> str:
-        """The description as JSON text."""
-        return json_files.dumps("description", self)
-
-    @staticmethod
-    def loads(text: str) -> ModelDescription:
-        """Parse the text of `dumps`. Raises FormatError that names line and field."""
-        return json_files.loads("description", ModelDescription, text)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the description to `path` as JSON, atomically."""
-        json_files.save_text(path, self.dumps())
-
-    @staticmethod
-    def load(path: str | os.PathLike[str]) -> ModelDescription:
-        """Read the description in `path`. Raises FormatError that names the file and the field."""
-        return json_files.load_file(path, "description", ModelDescription)
 
 
 def is_in(name: str, module: str) -> bool:

@@ -8,17 +8,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from osdp import _search
-from osdp.base import json_files
-from osdp.base.later_methods import function_of
-from osdp.base.printed import Printed
+from osdp.base.json_files import InFile
 from osdp.base.schema import AtLeast, OneOf
 from osdp.errors import InvalidProblemError
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 MOST_PROTOCOLS = 8  # as csrc/search/problem/request.hpp
 MOST_DEVICE_BYTES = 2**50  # so that sums do not overflow
@@ -109,13 +104,15 @@ class Measured:
 
 
 @dataclass(frozen=True, repr=False)
-class Hardware(Printed):
+class Hardware(InFile):
     """One machine, measured by `osdp.profile` or taken from public figures (`Hardware.load("rtx-titan-8")`).
 
     >>> hardware = osdp.profile(model, inputs)  # collective: on every rank
     >>> hardware.save("cluster.json")
     >>> hardware = osdp.Hardware.load("cluster.json")
     """
+
+    KIND = "hardware"
 
     name: str
     source: str  # of the figures: "measured 2026-11-21 on ...", or a publication
@@ -169,25 +166,11 @@ class Hardware(Printed):
         none was profiled."""
         return sum(self.gamma_s.values()) * batch_size + sum(self.gamma_fixed_s.values())
 
-    def __rich__(self) -> RenderableType:
-        shown: RenderableType = function_of("Hardware.__rich__")(self)
-        return shown
+    def _problems(self) -> Iterator[tuple[str, str]]:
+        return _problems(self)
 
-    def dumps(self) -> str:
-        """The hardware as JSON text; `Hardware.loads` returns an equal object."""
-        return json_files.dumps("hardware", self)
-
-    @staticmethod
-    def loads(text: str) -> Hardware:
-        """Parse the text of `dumps`. Raises FormatError that names the field."""
-        return json_files.loads("hardware", Hardware, text, _problems)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the figures to `path` as JSON, atomically."""
-        json_files.save_text(path, self.dumps())
-
-    @staticmethod
-    def load(name_or_path: str | os.PathLike[str]) -> Hardware:
+    @classmethod
+    def load(cls, name_or_path: str | os.PathLike[str]) -> Hardware:
         """Load a known machine ("rtx-titan-8", "a100-8", "h100-8": see `known_machines()`) or a file written
         by `save`.
 
@@ -196,7 +179,7 @@ class Hardware(Printed):
         name = os.fspath(name_or_path)
         if name in known_machines():
             with resources.as_file(resources.files("osdp.hardware") / "machines" / f"{name}.json") as path:
-                return json_files.load_file(path, "hardware", Hardware, _problems)
+                return super().load(path)
         if not Path(name).is_file():
             near = difflib.get_close_matches(name, known_machines(), n=1)
             hint = f" (did you mean {near[0]!r}?)" if near else ""
@@ -204,7 +187,7 @@ class Hardware(Printed):
                 f"hardware {name!r} is neither a file nor a known machine{hint}; the known machines are "
                 f"{', '.join(known_machines())}"
             )
-        return json_files.load_file(name, "hardware", Hardware, _problems)
+        return super().load(name)
 
 
 def known_machines() -> list[str]:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from osdp.base.later_methods import function_of
-from osdp.base.printed import Printed
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
+from osdp.base.printed import PrintedLater
 
 
 @dataclass(frozen=True)
@@ -24,7 +21,7 @@ class FrontierPoint:
 
 
 @dataclass(frozen=True, repr=False)
-class Frontier(Printed):
+class Frontier(PrintedLater):
     """The best plans' figures under several memory limits, in ascending order; throughput never decreases."""
 
     points: tuple[FrontierPoint, ...]
@@ -33,7 +30,3 @@ class Frontier(Printed):
     def plot(self, ax: Any = None) -> Any:
         """Plot throughput against the memory limit: see `osdp.show.frontier_plot.plot`."""
         return function_of("Frontier.plot")(self, ax)
-
-    def __rich__(self) -> RenderableType:
-        shown: RenderableType = function_of("Frontier.__rich__")(self)
-        return shown

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from osdp import _search
-from osdp.base import json_files
+from osdp.base.json_files import InFile
 from osdp.base.later_methods import function_of
-from osdp.base.printed import Printed
 from osdp.base.schema import AtLeast, OneOf
 from osdp.description.model_description import ModelDescription
 from osdp.hardware.hardware import Hardware
@@ -18,8 +16,6 @@ from osdp.plan.plan import Plan
 from osdp.plan.validation import problems
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from osdp.plan.pipeline_timeline import PipelineTimeline
 
 SCHEDULES: tuple[str, ...] = _search.SCHEDULES
@@ -62,7 +58,7 @@ class RuledOut:
 
 
 @dataclass(frozen=True, repr=False)
-class ParallelPlan(Printed):
+class ParallelPlan(InFile):
     """What `osdp.search` finds where it also decides degrees: of ranks that share an operator (tensor), of stages
     (pipeline), and of replicas of both (data), over which each stage has a plan.
 
@@ -73,6 +69,8 @@ class ParallelPlan(Printed):
     ...                    tensor_parallel="auto", pipeline_parallel="auto", tp_plan=styles)
     >>> plan.save("plan.json")
     """
+
+    KIND = "parallel-plan"
 
     description: ModelDescription  # of the whole model, on one rank
     hardware: Hardware
@@ -108,27 +106,8 @@ class ParallelPlan(Printed):
         played: PipelineTimeline = function_of("ParallelPlan.simulate")(self)
         return played
 
-    def dumps(self) -> str:
-        """The plan as JSON text."""
-        return json_files.dumps("parallel-plan", self)
-
-    @staticmethod
-    def loads(text: str) -> ParallelPlan:
-        """Parse the text of `dumps`. Raises FormatError that names line and field."""
-        return json_files.loads("parallel-plan", ParallelPlan, text, parallel_problems)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan to `path` atomically."""
-        json_files.save_text(path, self.dumps())
-
-    @staticmethod
-    def load(path: str | os.PathLike[str]) -> ParallelPlan:
-        """Read the plan in `path`. Raises FormatError that names the file, the line and the field."""
-        return json_files.load_file(path, "parallel-plan", ParallelPlan, parallel_problems)
-
-    def __rich__(self) -> RenderableType:
-        shown: RenderableType = function_of("ParallelPlan.__rich__")(self)
-        return shown
+    def _problems(self) -> Iterable[tuple[str, str]]:
+        return parallel_problems(self)
 
 
 def parallel_problems(plan: ParallelPlan) -> Iterable[tuple[str, str]]:

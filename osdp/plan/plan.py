@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from osdp.base import json_files
+from osdp.base.json_files import InFile
 from osdp.base.later_methods import function_of
-from osdp.base.printed import Printed, PrintedText
+from osdp.base.printed import PrintedText
 from osdp.description.model_description import ModelDescription
 from osdp.errors import InvalidProblemError
 from osdp.hardware.hardware import Hardware
@@ -28,14 +28,13 @@ from osdp.plan.whole_operators import patterns_of, whole_operators
 
 if TYPE_CHECKING:
     import torch
-    from rich.console import RenderableType
 
     from osdp.plan.frontier import Frontier
     from osdp.plan.timeline import Timeline
 
 
 @dataclass(frozen=True, repr=False)
-class Plan(Printed, PlanFields):
+class Plan(InFile, PlanFields):
     """A choice for each operator, recomputation for each block, the units, and what the plan was made for.
 
     `osdp.search` makes it. A plan is a value: `replace` returns a new one.
@@ -44,6 +43,8 @@ class Plan(Printed, PlanFields):
     >>> plan.save("plan.json")
     >>> osdp.fully_shard(model, osdp.Plan.load("plan.json"))
     """
+
+    KIND = "plan"
 
     @staticmethod
     def uniform(
@@ -128,23 +129,8 @@ class Plan(Printed, PlanFields):
         units = group_units(self.description, merged) if by_hand else function_of("Plan.units_of")(plan)
         return validate(dataclasses.replace(plan, units=units))
 
-    def dumps(self) -> str:
-        """The plan as JSON text, with a schema version; `Plan.loads` returns an equal plan."""
-        return json_files.dumps("plan", self)
-
-    @staticmethod
-    def loads(text: str) -> Plan:
-        """Parse the text of `dumps`. Raises FormatError that names line and field."""
-        return json_files.loads("plan", Plan, text, problems)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan to `path` atomically."""
-        json_files.save_text(path, self.dumps())
-
-    @staticmethod
-    def load(path: str | os.PathLike[str]) -> Plan:
-        """Read the plan in `path`. Raises FormatError that names the file, the line and the field."""
-        return json_files.load_file(path, "plan", Plan, problems)
+    def _problems(self) -> Iterator[tuple[str, str]]:
+        return problems(self)
 
     @property
     def price_of_memory_s_per_byte(self) -> float:
@@ -197,7 +183,3 @@ class Plan(Printed, PlanFields):
 
     def _repr_html_(self) -> str:
         return str(function_of("Plan._repr_html_")(self))
-
-    def __rich__(self) -> RenderableType:
-        shown: RenderableType = function_of("Plan.__rich__")(self)
-        return shown

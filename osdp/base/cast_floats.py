@@ -58,14 +58,14 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
     if isinstance(value, (torch.Tensor, torch.nn.utils.rnn.PackedSequence)):
         return change(value)
+    if isinstance(value, Mapping):  # transformers' outputs are dataclasses, too, and set their fields with their items
+        items = {key: _mapped(item, change) for key, item in value.items()}
+        return items if type(value) is dict else _like(value, items)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         changed = copy.copy(value)
         for field in dataclasses.fields(value):
             object.__setattr__(changed, field.name, _mapped(getattr(value, field.name), change))
         return changed
-    if isinstance(value, Mapping):
-        items = {key: _mapped(item, change) for key, item in value.items()}
-        return items if type(value) is dict else _like(value, items)
     if isinstance(value, (tuple, list)):
         found = [_mapped(item, change) for item in value]
         return type(value)(*found) if hasattr(value, "_fields") else type(value)(found)

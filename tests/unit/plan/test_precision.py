@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +24,24 @@ class Batch:
     i: torch.Tensor
 
 
+@dataclasses.dataclass
+class Output(collections.OrderedDict[str, torch.Tensor]):
+    """As those of transformers: its items are its fields."""
+
+    x: torch.Tensor
+    i: torch.Tensor
+
+    def __post_init__(self) -> None:
+        self.update(x=self.x, i=self.i)
+
+    def __setitem__(self, key: str, value: torch.Tensor) -> None:
+        super().__setitem__(key, value)
+        object.__setattr__(self, key, value)
+
+    def __reduce__(self) -> Any:
+        return Output, (self.x, self.i)
+
+
 def model() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64), nn.LayerNorm(64))
@@ -39,6 +58,8 @@ def test_floats_are_cast_in_every_container() -> None:
         (collections.UserDict(x=x, i=i), lambda v: [v["x"], v["i"]]),
         (Named(x, i), lambda v: [v.a, v.b]),
         (Batch(x, i), lambda v: [v.x, v.i]),
+        (Output(x, i), lambda v: [v.x, v.i]),
+        (Output(x, i), lambda v: [v["x"], v["i"]]),
         (packed, lambda v: [v.data]),
     ):
         cast = cast_floats(value, BF16)

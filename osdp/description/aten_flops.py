@@ -4,6 +4,7 @@ layers.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -36,11 +37,8 @@ def flops_of(func: Any, args: Any, kwargs: Any, out: Any) -> int:
 
 def attention_flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> int:
     """Of both products of attention's forward, of the whole square."""
-    *rows, length, inner = query.shape
-    count = length
-    for n in rows:
-        count *= n
-    return 2 * count * key.shape[-2] * (inner + value.shape[-1])
+    *rows, inner = query.shape
+    return 2 * math.prod(rows) * key.shape[-2] * (inner + value.shape[-1])
 
 
 def _recurrent(sequence: torch.Tensor, weights: Any) -> int:

@@ -55,7 +55,7 @@ def scratch_bytes(func: Any, args: Any, out: Any) -> int:
 def _lstm(sequence: torch.Tensor, weights: Any, hidden: int, *, backward: bool) -> int:
     """oneDNN computes on copies of the weights in its own layout, and on those of their gradients, which it sums in
     float32; with all gates of all steps in float32, and of the gradients in bfloat16 twice the states."""
-    copies = _bytes(weights[0]) + _bytes(weights[1])
+    copies = int(weights[0].nbytes + weights[1].nbytes)
     states = int(sequence.shape[0] * sequence.shape[1]) * hidden * int(sequence.element_size())
     if sequence.element_size() == 4:
         return 2 * copies + 4 * states + 1024 * hidden if backward else copies + 4 * states + 48 * _PAGE_BYTES
@@ -68,8 +68,8 @@ def _convolution(
     """oneDNN computes on copies in its own layout, whose channels are whole blocks, and copies the result back."""
     if not _by_onednn(given, weight, stride):
         return 0
-    size, blocks = _bytes(result), _in_blocks(result)
-    read = _bytes(given) + _bytes(weight)
+    size, blocks = result.nbytes, _in_blocks(result)
+    read = given.nbytes + weight.nbytes
     if transposed:
         return max(2 * size, read + blocks) + _SLACK_BYTES
     if given.element_size() == 4:
@@ -91,16 +91,16 @@ def _convolution_backward(
     """
     samples = max(1, int(given.shape[0]))
     if not _by_onednn(given, weight, stride):
-        return _bytes(given) // samples if given.dim() > 3 else 0
-    copied = 0 if result.is_contiguous() else _bytes(result)
-    both = _bytes(given) + _in_blocks(result)
+        return given.nbytes // samples if given.dim() > 3 else 0
+    copied = 0 if result.is_contiguous() else result.nbytes
+    both = given.nbytes + _in_blocks(result)
     if given.element_size() == 4:
-        return copied + max(both, _bytes(weight)) + _SLACK_BYTES
+        return copied + max(both, weight.nbytes) + _SLACK_BYTES
     if _is_thin(given):  # with AMX all copies have whole blocks, the weight's gradient twice
         amx = _in_blocks(given) + _in_blocks(result) + 4 * _in_blocks(weight) + 96 * _PAGE_BYTES
     else:
-        amx = both + both // samples + 2 * _bytes(weight) + 60 * _PAGE_BYTES
-    return copied + max(amx, 2 * _bytes(given) + _SLACK_BYTES)
+        amx = both + both // samples + 2 * weight.nbytes + 60 * _PAGE_BYTES
+    return copied + max(amx, 2 * given.nbytes + _SLACK_BYTES)
 
 
 def _by_onednn(given: torch.Tensor, weight: torch.Tensor, stride: Any) -> bool:
@@ -120,8 +120,4 @@ def _is_product(weight: torch.Tensor, stride: Any) -> bool:
 
 def _in_blocks(tensor: torch.Tensor) -> int:
     channels = max(1, int(tensor.shape[1]))
-    return _bytes(tensor) // channels * (-(-channels // _CHANNELS) * _CHANNELS)
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    return int(tensor.numel()) * int(tensor.element_size())
+    return tensor.nbytes // channels * (-(-channels // _CHANNELS) * _CHANNELS)

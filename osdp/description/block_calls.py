@@ -12,22 +12,11 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_
 
 from osdp.base.tensor_trees import tensors_in
 from osdp.description.block_runs import metadata
+from osdp.description.fake_call_cache import PLAIN
 
 _MARK = (
     "_osdp_made"  # a tensor's attribute: the block, call and position that made it, or a number of its own
 )
-_PLAIN = {
-    int,
-    float,
-    bool,
-    str,
-    complex,
-    type(None),
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
-}
 _numbers = itertools.count(1)
 
 
@@ -217,7 +206,7 @@ class BlockCalls:
         if isinstance(value, torch.Tensor):
             return self.where(value)
         kind = type(value)
-        if kind in _PLAIN:
+        if kind in PLAIN:
             return (kind, value)
         if kind is list or kind is tuple:
             return (kind, *map(self._part, value))

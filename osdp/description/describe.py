@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +21,18 @@ from osdp.base.warned import warn
 from osdp.description.fake_forward import FakeParameters, trace
 from osdp.description.forward_tracer import Trace
 from osdp.description.frozen_copies import frozen_copies
-from osdp.description.kernels import Call, kernels_of
+from osdp.description.kernels import Call, kernels_of, parts
 from osdp.description.live_bytes import work_of
-from osdp.description.model_description import Block, Kernel, ModelDescription, Operator, Parameter
+from osdp.description.model_description import (
+    SAVED_BYTES,
+    WORK_BYTES,
+    Block,
+    Kernel,
+    ModelDescription,
+    Operator,
+    Parameter,
+    modules_around,
+)
 from osdp.description.recompute_blocks import block_containing, is_callable, recomputable_blocks
 from osdp.description.tensor_subclasses import refuse_tensor_subclasses
 from osdp.errors import DescribeError
@@ -87,7 +96,7 @@ def describe(
     with not_compiled(model):
         fakes = FakeParameters(model, accelerator=_on_accelerator(model, device))
         first, second, traced = _two_traces(model, fakes, (args, kwargs), batch)
-    total = sum(_nbytes(t) for t in _distinct(tensors_in((args, kwargs))))
+    total = sum(t.nbytes for t in {id(t): t for t in tensors_in((args, kwargs))}.values())
     described = _assemble(model, ownership, Watched(first, second, traced), batch, total // batch)
     return dataclasses.replace(described, device=fakes.memory.device if fakes.memory.differs else "")
 
@@ -135,14 +144,8 @@ class Watched:
     batch: int
 
     def parts(self, amount: Callable[[Trace], int]) -> tuple[int, int]:
-        """The part of `amount` that grows with the batch, per sample, and the fixed part; exact at `batch`
-        and, unless the amount grows faster than the batch, at twice that.
-        """
-        whole = amount(self.first)
-        if self.second is None:
-            return self.per_sample(amount), 0
-        per_sample = min(max(0, amount(self.second) - whole), whole) // self.batch
-        return per_sample, whole - per_sample * self.batch
+        """The part of `amount` that grows with the batch, per sample, and the fixed part."""
+        return parts(amount(self.first), None if self.second is None else amount(self.second), self.batch)
 
     def per_sample(self, amount: Callable[[Trace], int]) -> int:
         return -(-amount(self.first) // self.batch)
@@ -257,17 +260,16 @@ def _assemble(
         parameters = owners.owned.get(name, [])
         traced = bool(places.get(name)) if parameters else True
         gather_at = (places.get(name) or (owners.fallback(name),)) if parameters else ()
-        per_sample = fixed = flops = 0
-        work = forward_work = backward_work = (0, 0)
+        saved, flops, work = (0, 0), 0, [0] * len(WORK_BYTES)
         if watched is not None:
-            per_sample, fixed = watched.parts(lambda t, name=name: t.saved_bytes.get(name, 0))  # type: ignore[misc]
+            saved = watched.parts(lambda t, name=name: t.saved_bytes.get(name, 0))  # type: ignore[misc]
             flops = watched.per_sample(lambda t, name=name: t.flops.get(name, 0))  # type: ignore[misc]
-            work, forward_work, backward_work = (
-                watched.parts(lambda t, name=name, which=which: works[t].get(name, (0, 0, 0, 0))[which])  # type: ignore[misc]
-                for which in (0, 1, 2)
-            )
+            own = {t: of_trace.get(name, (0, 0, 0, 0)) for t, of_trace in works.items()}
+            work = []  # of both, of forward, of backward
+            for which in range(3):
+                work += watched.parts(lambda t, own=own, which=which: own[t][which])  # type: ignore[misc]
         waiting = min((w.get(name, (0, 0, 0, 0))[3] for w in works.values()), default=0)
-        if not parameters and not (per_sample or fixed or flops):
+        if not parameters and not (any(saved) or flops):
             continue
         calls = sum(first.calls.get(m, 0) for m in gather_at or (name,)) if first else 1
         homes = {block_containing(blocks, m) for m in gather_at or (name,)}
@@ -283,17 +285,10 @@ def _assemble(
                 split_shape=(shape := None if name in copied else _split_shape(owners, name, first)),
                 look_ups=_look_ups(owners, gather_at) if shape is not None else (),
                 transposed=shape is not None and is_conv1d(owners.modules[name]),
-                parameter_bytes=sum(_nbytes(owners.parameters[p]) for p in parameters),
+                parameter_bytes=sum(owners.parameters[p].nbytes for p in parameters),
                 buffer_bytes=buffers.pop(name),
-                saved_bytes_per_sample=per_sample,
-                saved_bytes_fixed=fixed,
                 flops_per_sample=flops,
-                work_bytes_per_sample=work[0],
-                work_bytes_fixed=work[1],
-                forward_work_bytes_per_sample=forward_work[0],
-                forward_work_bytes_fixed=forward_work[1],
-                backward_work_bytes_per_sample=backward_work[0],
-                backward_work_bytes_fixed=backward_work[1],
+                **dict(zip((*SAVED_BYTES, *WORK_BYTES), (*saved, *work), strict=True)),
                 output_cut=first is not None and name in first.output_cut,
                 output_groups=first.output_groups.get(name, 0) if first else 0,
                 waiting_gradient_bytes=waiting if sums_in_slices else 0,
@@ -351,10 +346,8 @@ def _with_kernels(
 def _by_operator(calls: dict[str, list[Call]], names: Container[str], first: str) -> dict[str, list[Call]]:
     found: dict[str, list[Call]] = {}
     for module, own in calls.items():
-        place = module
-        while place not in names and place:
-            place = place.rpartition(".")[0]
-        found.setdefault(place if place in names else first, []).extend(own)
+        place = next((name for name in modules_around(module) if name in names), first)
+        found.setdefault(place, []).extend(own)
     return found
 
 
@@ -391,7 +384,7 @@ def _buffer_bytes(owners: Ownership) -> dict[str, int]:
     for name, module in owners.modules.items():
         own = {id(b): b for b in module._buffers.values() if b is not None and id(b) not in known}
         known.update(own)
-        found[name] = sum(map(_nbytes, own.values()))
+        found[name] = sum(b.nbytes for b in own.values())
     return found
 
 
@@ -479,11 +472,3 @@ def _refuse_uninitialised(model: nn.Module) -> None:
             raise DescribeError(
                 f"{name!r} has no shape yet (a lazy module): run the model once before describing it"
             )
-
-
-def _nbytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
-def _distinct(tensors: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
-    yield from {id(t): t for t in tensors}.values()

@@ -32,7 +32,10 @@ VIEWS = {
     aten.slice.Tensor,
     aten.detach.default,
 }
-_PLAIN = {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
+PLAIN = {
+    *(int, float, bool, str, complex, type(None)),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+}
 _DEPENDS_ON_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
@@ -88,7 +91,7 @@ class FakeCallCache:
                     return False
                 keys = torch._C._dispatch_keys(value).raw_repr()
                 key += (value.shape, value.stride(), value.dtype, value.fake_device, keys)
-            elif kind in _PLAIN:
+            elif kind in PLAIN:
                 key += (kind, value)
             elif kind is list or kind is tuple:
                 key += (kind, len(value))

@@ -22,8 +22,9 @@ aten = torch.ops.aten
 # Convolutions of a CPU copy into oneDNN's layouts. An LSTM of cuDNN packs the weights of its layers into one buffer, which
 # is saved for backward, and so are their gradients.
 
-# Of scaled_dot_product_attention, those that may be given by position.
+# Of scaled_dot_product_attention, those that may be given by position, and left out.
 _ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+_LEFT_OUT = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False}
 _BIAS_ALIGNMENT = 16  # elements, to which the memory-efficient kernel pads the rows of a bias
 _OTHERS = (aten.convolution, aten.convolution_backward, aten.mkldnn_rnn_layer, aten.mkldnn_rnn_layer_backward)
 
@@ -49,22 +50,20 @@ class KernelMemory(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if func is F.scaled_dot_product_attention and self._by_another(
-            **(call := _bound(args, kwargs or {}))
-        ):
-            return _fused(**call)
-        return func(*args, **(kwargs or {}))
-
-    def _by_another(self, attn_mask: Tensor | None, dropout_p: float, query: Tensor, **others: Any) -> bool:
-        """Whether the accelerator has a fused kernel for attention that a CPU has none for."""
-        if query.dim() != 4 or (attn_mask is not None and attn_mask.stride(-1) != 1):
-            return False  # no fused kernel takes these (T5's bias is stored by position)
-        bias = attn_mask is not None and (
-            attn_mask.dim() == 3 or (attn_mask.requires_grad and torch.is_grad_enabled())
-        )
-        differs = dropout_p > 0 or bias
+        if func is not F.scaled_dot_product_attention:
+            return func(*args, **(kwargs or {}))
+        call = {**_LEFT_OUT, **dict(zip(_ARGUMENTS, args, strict=False)), **(kwargs or {})}
+        query, mask = call["query"], call["attn_mask"]
+        # No fused kernel takes other attention (T5's bias is stored by position).
+        fused = query.dim() == 4 and (mask is None or mask.stride(-1) == 1)
+        trained = mask is not None and mask.requires_grad and torch.is_grad_enabled()
+        biased = mask is not None and (mask.dim() == 3 or trained)
+        differs = fused and (call["dropout_p"] > 0 or biased)
         self.differs |= differs
-        return differs and self.accelerator
+        if not (differs and self.accelerator):
+            return func(*args, **(kwargs or {}))
+        call["dropout_p"] = 0.0  # what it drops is not kept
+        return _biased(**call) if biased else func(**call)
 
     def hidden_bytes(self, func: Any, args: Any, out: Any) -> int:
         """Of what the ATen call saves for backward, if it is empty in the fake result `out`."""
@@ -85,41 +84,26 @@ class KernelMemory(TorchFunctionMode):
 
 def _weights_bytes(args: Any) -> int:
     """Of an LSTM layer's weights and biases."""
-    return sum(int(t.numel()) * int(t.element_size()) for t in args[1:5])
+    return sum(t.nbytes for t in args[1:5])
 
 
-def _bound(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "attn_mask": None,
-        "dropout_p": 0.0,
-        "is_causal": False,
-        **dict(zip(_ARGUMENTS, args, strict=False)),
-        **kwargs,
-    }
-
-
-def _fused(
+def _biased(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attn_mask: Tensor | None,
+    attn_mask: Tensor,
     dropout_p: float,
     is_causal: bool,
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """As an accelerator computes it: what dropout drops is not kept; a bias goes to the memory-efficient kernel, which
-    gives it a gradient."""
-    if attn_mask is None or (attn_mask.dim() != 3 and not attn_mask.requires_grad):
-        return F.scaled_dot_product_attention(
-            query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
+    """As an accelerator's memory-efficient kernel computes it, which gives a bias a gradient."""
     if enable_gqa:
         key, value = (t.repeat_interleave(query.size(-3) // t.size(-3), -3) for t in (key, value))
     keys = key.size(-2)
     padded = F.pad(attn_mask, (0, -keys % _BIAS_ALIGNMENT)) if keys % _BIAS_ALIGNMENT else attn_mask
     bias = padded[..., :keys].expand(*query.shape[:-1], keys)
     out: Tensor = aten._scaled_dot_product_efficient_attention(
-        query, key, value, bias, True, 0.0, is_causal, scale=scale
+        query, key, value, bias, True, dropout_p, is_causal, scale=scale
     )[0]
     return out

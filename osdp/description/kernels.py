@@ -114,16 +114,17 @@ def kernels_of(first: Sequence[Call], second: Sequence[Call] | None, batch: int)
     for one, two in pairs:
         key = (
             one.kind,
-            *_parts(one.flops, two.flops if two else None, batch),
-            *_parts(one.bytes, two.bytes if two else None, batch),
+            *parts(one.flops, two.flops if two else None, batch),
+            *parts(one.bytes, two.bytes if two else None, batch),
             *_least(one.dimensions, two.dimensions if two else one.dimensions, batch),
         )
         counts[key] = counts.get(key, 0) + one.kernels
     return tuple(Kernel(key[0], count, *key[1:]) for key, count in counts.items())
 
 
-def _parts(one: int, two: int | None, batch: int) -> tuple[int, int]:
-    """Per sample, and fixed."""
+def parts(one: int, two: int | None, batch: int) -> tuple[int, int]:
+    """Of an amount at `batch` samples and at twice as many (None: not known), the part that grows with the batch, per
+    sample, and the fixed one; exact at `batch` and, unless it grows faster than the batch, at twice that."""
     if two is None:
         return -(-one // batch), 0
     per_sample = min(max(0, two - one), one) // batch

@@ -33,6 +33,7 @@ _LIBRARIES = sys.stdlib_module_names | {
     *("pytest", "_pytest", "pluggy", "pygments", "hypothesis", "xdist"),
 }
 _CACHE: type = functools._lru_cache_wrapper
+_IMPORTED = (ModuleType, FunctionType, type)
 
 
 @contextmanager
@@ -106,38 +107,32 @@ class Places:
         return [*self._dicts, *((function, {}) for function in self._bare if function.__dict__)]
 
     def restore(self) -> None:
+        """Put back what holds a fake tensor."""
+        self._put_back(fakes_only=True)
+
+    def rewind(self) -> None:
+        """Put everything back but what was imported, for another trace from the same state."""
+        self._put_back(fakes_only=False)
+
+    def _put_back(self, fakes_only: bool) -> None:
+        def wrong(value: Any) -> bool:
+            return _holds_fake(value) if fakes_only else not isinstance(value, _IMPORTED)
+
         for place, was in self._all_dicts():
             now = place if isinstance(place, dict) else vars(place)
             if _same(now.values(), was.values()):
                 continue
-            for key in [k for k, v in list(now.items()) if v is not was.get(k, now) and _holds_fake(v)]:
+            for key in [k for k, v in list(now.items()) if v is not was.get(k, now) and wrong(v)]:
                 _put(place, key, was)
-        for place, items in self._lists:
-            if not _same(place, items) and _holds_fake(place):
-                place.clear()
-                (place.extend if isinstance(place, list) else place.update)(items)
-        for cell, content in self._cells:
-            if cell.cell_contents is not content and _holds_fake(cell.cell_contents):
-                cell.cell_contents = content
-        for cache, size in self._caches:
-            if cache.cache_info().currsize != size:
-                cache.cache_clear()
-
-    def rewind(self) -> None:
-        """Put everything back but what was imported, for another trace from the same state."""
-        for place, was in self._all_dicts():
-            now = place if isinstance(place, dict) else vars(place)
-            changed = [(k, v) for k, v in list(now.items()) if v is not was.get(k, now)]
-            for key in [k for k, v in changed if not isinstance(v, (ModuleType, FunctionType, type))]:
-                _put(place, key, was)
-            for key in [k for k in was if k not in now]:
+            for key in [k for k in was if k not in now and not fakes_only]:
                 _put(place, key, was)
         for items, before in self._lists:
-            if not _same(items, before):
+            if not _same(items, before) and wrong(items):
                 items.clear()
                 (items.extend if isinstance(items, list) else items.update)(before)
         for cell, content in self._cells:
-            cell.cell_contents = content
+            if cell.cell_contents is not content and (not fakes_only or _holds_fake(cell.cell_contents)):
+                cell.cell_contents = content
         for cache, size in self._caches:
             if cache.cache_info().currsize != size:
                 cache.cache_clear()

@@ -58,9 +58,8 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
     if isinstance(value, (torch.Tensor, torch.nn.utils.rnn.PackedSequence)):
         return change(value)
-    if isinstance(
-        value, Mapping
-    ):  # first: transformers' outputs are dataclasses, too, whose items set their fields
+    # First: transformers' outputs are dataclasses, too, whose items set their fields.
+    if isinstance(value, Mapping):
         items = {key: _mapped(item, change) for key, item in value.items()}
         return items if type(value) is dict else _like(value, items)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

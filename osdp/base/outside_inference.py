@@ -16,9 +16,8 @@ _R = TypeVar("_R")
 def outside_inference_mode(function: Callable[_P, _R]) -> Callable[_P, _R]:
     @functools.wraps(function)
     def outside(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        if (
-            not torch.is_inference_mode_enabled()
-        ):  # inference_mode(False) would turn gradients on inside no_grad, too
+        # inference_mode(False) would turn gradients on inside no_grad, too.
+        if not torch.is_inference_mode_enabled():
             return function(*args, **kwargs)
         with torch.inference_mode(False):
             return function(*args, **kwargs)

@@ -34,9 +34,8 @@ class Progress:
     def __init__(self, name: str) -> None:
         self.name = name
         self._began = time.monotonic()
-        self._told = (
-            self._began + _PATIENCE_S - _BETWEEN_RECORDS_S
-        )  # so that a second passes before the first
+        # So that a second passes before the first.
+        self._told = self._began + _PATIENCE_S - _BETWEEN_RECORDS_S
         self._logs = log.isEnabledFor(logging.INFO) and _first_rank()
         self._shows = not self._logs and log.isEnabledFor(logging.WARNING) and _at_a_terminal()
         self._between_s = _BETWEEN_RECORDS_S if self._logs else _BETWEEN_LINES_S

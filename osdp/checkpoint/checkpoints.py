@@ -165,9 +165,8 @@ class Checkpoints:
     def _newest(self) -> Path | None:
         places.recover_all(self.folder, _STEP)
         latest = self.folder / LATEST
-        for link in self.folder.glob(
-            f"{LATEST}.partial-*"
-        ):  # of a run that was killed while it replaced `latest`
+        # Of a run that was killed while it replaced `latest`.
+        for link in self.folder.glob(f"{LATEST}.partial-*"):
             if link.is_symlink():
                 link.unlink(missing_ok=True)
         if latest.is_symlink() and places.is_complete(latest):

@@ -25,9 +25,8 @@ from osdp.sharding.nested_models import refuse_parts
 from osdp.sharding.sharded_model import sharded_of
 from osdp.sharding.torch_patches.states_of_optimizers import holds_states
 
-CHUNK_BYTES = (
-    8 << 20
-)  # the largest box that is written at once, and so the memory that reading needs besides its destination
+# The largest box that is written at once, and so the memory that reading needs besides its destination.
+CHUNK_BYTES = 8 << 20
 
 _PLAIN = (bool, int, float, str, type(None))
 

@@ -19,9 +19,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns 0; 1 if `osdp verify` finds a false claim; 2 after one line on standard error
     if no plan fits or the input is invalid; 70 after the traceback of any other error; 130 after Ctrl-C.
     """
-    if isinstance(
-        sys.stdout, io.TextIOWrapper
-    ):  # a name that the terminal's encoding lacks is written in escapes
+    # A name that the terminal's encoding lacks is written in escapes.
+    if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         if not (sys.argv[1:] if argv is None else argv):

@@ -14,9 +14,8 @@ from osdp.base.tensor_trees import tensors_in
 from osdp.description.block_runs import metadata
 from osdp.description.fake_call_cache import PLAIN
 
-_MARK = (
-    "_osdp_made"  # a tensor's attribute: the block, call and position that made it, or a number of its own
-)
+# A tensor's attribute: the block, call and position that made it, or a number of its own.
+_MARK = "_osdp_made"
 _numbers = itertools.count(1)
 
 

@@ -52,9 +52,8 @@ class FakeParameters:
         self.refused = False  # a forward that failed on fakes ran for real
         # Equal blocks: what a DTensor's calls do depends on its layout too, which is not compared.
         self.follows = all(layout_of(p) is None for p in model.parameters())
-        self.begin: Callable[[], None] = lambda: (
-            None
-        )  # undoes what the forward has changed outside of the model
+        # Undoes what the forward has changed outside of the model.
+        self.begin: Callable[[], None] = lambda: None
         with self.mode:
             self.of = {
                 id(p): _fake_like(p, KnownValues(integers=False), self.mode) for p in model.parameters()

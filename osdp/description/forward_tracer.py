@@ -34,12 +34,10 @@ class Trace:
     """
 
     def __init__(self) -> None:
-        self.order: dict[
-            str, None
-        ] = {}  # parameters by first read, modules by their first saved tensor or computation
-        self.stacks: dict[
-            str, dict[tuple[str, ...], None]
-        ] = {}  # parameter -> distinct stacks of running modules at its reads
+        # Parameters by first read, modules by their first saved tensor or computation.
+        self.order: dict[str, None] = {}
+        # Parameter -> distinct stacks of running modules at its reads.
+        self.stacks: dict[str, dict[tuple[str, ...], None]] = {}
         self.calls: dict[str, int] = {}
         self.saved_bytes: dict[str, int] = {}
         self.flops: dict[str, int] = {}
@@ -48,10 +46,8 @@ class Trace:
         self.output_cut: set[str] = set()  # linears whose outputs forward cuts in parts
         self.output_groups: dict[str, int] = {}  # or views in groups
         self.output_bytes = 0  # of the model's outputs that are not saved anyway
-        self.moments: tuple[list[Moment], list[Moment]] = (
-            [],
-            [],
-        )  # of forward and backward, if recorded
+        # Of forward and backward, if recorded.
+        self.moments: tuple[list[Moment], list[Moment]] = ([], [])
         self.summed: set[str] = set()  # matrices whose gradients autograd sums, as far as it is recorded
         self.kernel_calls: tuple[dict[str, list[Call]], dict[str, list[Call]]] | None = None  # likewise
 
@@ -119,9 +115,8 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._given: dict[int, _Given] = {}
         self._returned: dict[int, int] = {}  # bytes; held by the model's caller
         self.blocks = recomputable_blocks(model)
-        self._inputs: dict[
-            str, list[dict[int, int]]
-        ] = {}  # block -> versions of its inputs, for calls in progress
+        # Block -> versions of its inputs, for calls in progress.
+        self._inputs: dict[str, list[dict[int, int]]] = {}
         self._failures: list[tuple[BaseException, str]] = []
         self._copy_of: dict[int, torch.Tensor] = {}  # storage of a tensor of `original` -> the copy's tensor
         self._exit: ExitStack | None = None

@@ -60,17 +60,14 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._gradient_of: dict[int, str] = {}  # of those that became gradients -> the parameter
         self._freed_early: set[int] = set()  # numbers of tensors whose memory is another's by now
         self.summed: set[str] = set()
-        self._terms: dict[
-            int, list[int]
-        ] = {}  # in backward, of a sum of two: numbers of its result -> of both
+        # In backward, of a sum of two: numbers of its result -> of both.
+        self._terms: dict[int, list[int]] = {}
         self._waiting: set[int] = set()  # numbers of terms of a parameter's gradient
         self._anyway = {_storage(t) for t in (*model.parameters(), *model.buffers())}
         self._in_backward = False
         self.equal: EqualBlocks | None = None
-        self.calls: tuple[dict[str, list[Call]], dict[str, list[Call]]] = (
-            {},
-            {},
-        )  # forward, backward; by module
+        # Forward, backward; by module.
+        self.calls: tuple[dict[str, list[Call]], dict[str, list[Call]]] = ({}, {})
         self._last = ""
         held_by_engine()  # counted in a backward of its own, not within this one
 

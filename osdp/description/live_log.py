@@ -37,9 +37,8 @@ class Moment(NamedTuple):
     bytes: int  # the maximum
     running: str  # the module
     completed: str | None  # the parameter whose gradient ended it
-    made: tuple[str, int] | None = (
-        None  # the parameter whose gradient's memory begins at its end, and its bytes
-    )
+    # The parameter whose gradient's memory begins at its end, and its bytes.
+    made: tuple[str, int] | None = None
     in_slices: int = -1  # the maximum without gradients that wait for a sum; -1: the same
 
 

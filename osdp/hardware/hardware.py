@@ -84,9 +84,8 @@ class HostMemory:
     of the host use it at the same time."""
 
     copy: Collective  # of one rank, to or from its device: alpha_s + bytes * beta_s_per_byte
-    optimizer_s_per_byte: (
-        float  # an AdamW step's time on the host per byte of fp32 parameters that a rank updates
-    )
+    # An AdamW step's time on the host per byte of fp32 parameters that a rank updates.
+    optimizer_s_per_byte: float
 
 
 @dataclass(frozen=True)

@@ -66,9 +66,8 @@ class OSDPAccelerator(Accelerator):
     def prepare_optimizer(
         self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
     ) -> AcceleratedOptimizer:
-        if isinstance(
-            optimizer, AcceleratedOptimizer
-        ):  # prepared before: a second call of a Trainer's train()
+        # Prepared before: a second call of a Trainer's train().
+        if isinstance(optimizer, AcceleratedOptimizer):
             if all(known is not optimizer for known in self._optimizers):
                 self._optimizers.append(optimizer)
             return optimizer

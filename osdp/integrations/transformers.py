@@ -60,9 +60,8 @@ class OSDPTrainer(Trainer):
         return self._accelerator_args
 
     def create_accelerator_and_postprocess(self) -> None:
-        from osdp.integrations.accelerate import (
-            OSDPAccelerator,
-        )  # needs its own extra, which `describe` does not
+        # Needs its own extra, which `describe` does not.
+        from osdp.integrations.accelerate import OSDPAccelerator
 
         super().create_accelerator_and_postprocess()
         # Accelerators share one state: settings of the first one apply to this one.

@@ -59,9 +59,8 @@ class Passing:
         self.looks = True  # during the first step
         self.entered: Crossing | None = None
         self.left: Crossing | None = None
-        self.cuts: SplitOutputs | None = (
-            None  # where tensor parallelism divides modules, until the first step's end
-        )
+        # Where tensor parallelism divides modules, until the first step's end.
+        self.cuts: SplitOutputs | None = None
 
     def nothing(self) -> Tensor:
         """Note [A model cut to one stage]."""

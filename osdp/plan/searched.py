@@ -41,9 +41,8 @@ class Searched:
     method: str = "exact"
     time_limit_s: float | None = None
     whole: tuple[str, ...] = ()  # patterns of modules and parameters that are always NO_SHARD
-    small_unit_bytes: int = (
-        256 * 2**10
-    )  # smaller units are merged with neighbours (osdp.plan.unit_grouping.small_unit_bytes)
+    # Smaller units are merged with neighbours (osdp.plan.unit_grouping.small_unit_bytes).
+    small_unit_bytes: int = 256 * 2**10
     # The batch at which kernels' times are exact; None: `batch_size`, or the sample's.
     kernels_batch: Annotated[int, AtLeast(1)] | None = None
     gap: Annotated[float, AtLeast(0)] = 0.005  # of the simulated step and its bound, at which the search ends

@@ -29,9 +29,8 @@ MOST_OPTIMIZED = 2**28  # bytes of parameters that an accelerator's optimizer is
 # and the optimizer has parameters of that size.
 COLD = 2**26  # bytes
 COPIED = (2**12, 2**26)  # bytes, between host and device
-WARM_UPS = (
-    3  # on an accelerator: kernels are loaded, and algorithms chosen, at first use; on a CPU one is enough
-)
+# On an accelerator: kernels are loaded, and algorithms chosen, at first use; on a CPU one is enough.
+WARM_UPS = 3
 _ROUNDS = (5, 60)  # fewest, most
 # Note [A link's first bytes are fast]
 # Network buffers, and links with traffic shaping, accept some hundred KiB immediately before they slow down

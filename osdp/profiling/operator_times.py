@@ -65,9 +65,8 @@ def measure_gamma(
                 except Exception:
                     if b == batch or count:
                         raise
-                    del samples[
-                        b
-                    ]  # this size does not work (BatchNorm of one sample): use only the sample's own
+                    # This size does not work (BatchNorm of one sample): use only the sample's own.
+                    del samples[b]
                     continue
                 detail = _detailed_step(model, a, k, device, operators)
                 if count >= first:  # earlier ones are warm-up

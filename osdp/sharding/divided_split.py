@@ -44,9 +44,8 @@ class DividedSplit:
         if bias is not None:
             term = bias.to_local()
             if not self.by_rows and mesh.get_local_rank() != 0:
-                term = (
-                    term - term.detach()
-                )  # counts once in the sum, and every rank's gradient is the whole one
+                # Counts once in the sum, and every rank's gradient is the whole one.
+                term = term - term.detach()
             local = local + term
         return DTensor.from_local(local, mesh, [placed], run_check=False, shape=shape, stride=strides)
 

@@ -45,9 +45,8 @@ class Initialising(ReadValues):
     def __init__(self, sharded: Sharded) -> None:
         super().__init__(sharded, keep=True)
         self._around: Initialising | None = sharded.initialising
-        self._parts: list[
-            tuple[nn.Parameter, Layout, Tensor]
-        ] = []  # shown as the whole; this rank's part of it
+        # Shown as the whole; this rank's part of it.
+        self._parts: list[tuple[nn.Parameter, Layout, Tensor]] = []
 
     def _read(self, given: Any, name: str) -> Any:
         if not isinstance(given, nn.Parameter) or id(given) not in self.sharded.tree.index:

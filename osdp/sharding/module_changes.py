@@ -13,10 +13,8 @@ from typing import Any
 from torch import Tensor, nn
 
 _ABSENT = object()
-_OTHERS = (
-    "_parameters",
-    "_modules",
-)  # not recorded: parameters from the meta device have been replaced by new objects
+# Not recorded: parameters from the meta device have been replaced by new objects.
+_OTHERS = ("_parameters", "_modules")
 
 
 # Stored in an attribute of the model: its entries refer to the model, so an owner that outlives the model would

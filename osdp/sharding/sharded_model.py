@@ -80,9 +80,8 @@ class Sharded:
         self.lane: LaneGroup | None = None  # lives as long as this does
         self.device = device  # of computation
         self.tensor_parallel = False  # whether parameters are parts by tensor parallelism
-        self.pipeline: dist.ProcessGroup | None = (
-            None  # all ranks of a pipeline, if this is a stage of several
-        )
+        # All ranks of a pipeline, if this is a stage of several.
+        self.pipeline: dist.ProcessGroup | None = None
         self.mesh: Any = None  # the DeviceMesh of `group`, where one was given
         self.grid = grid  # of its HYBRID_SHARD parameters; None if there are none
         self.runtime = runtime
@@ -103,9 +102,8 @@ class Sharded:
         self.registered: list[tuple[ref[nn.Module], str, tuple[str, ...] | None]] = []
         # Called before a registered method of the model, with the model, the method's name and its arguments.
         self.before_method: Callable[[nn.Module, str, Any, Any], None] | None = None
-        self.buffer_dtypes: dict[
-            str, torch.dtype
-        ] = {}  # of buffers that mixed precision has cast: what they were
+        # Of buffers that mixed precision has cast: what they were.
+        self.buffer_dtypes: dict[str, torch.dtype] = {}
         self.offload = False  # whether all shards were asked to rest in host memory (`cpu_offload`)
         self.backend_memory = False  # whether the process group's backend allocates what is gathered
         self.unsettled = ""  # why this rank's rows may become others at the first forward

@@ -83,9 +83,8 @@ class LocalParts:
             now = module._buffers.get(key)
             if error is not None or now is part:
                 module._buffers[key] = buffer
-            elif (
-                now is not None and (layout := layout_of(buffer)) is not None
-            ):  # it was elsewhere, or on the meta device
+            elif now is not None and (layout := layout_of(buffer)) is not None:
+                # It was elsewhere, or on the meta device.
                 module._buffers[key] = wrapped.setdefault(id(now), layout.wrap(now))
         self._homes.clear()
         self._buffers.clear()

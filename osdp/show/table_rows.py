@@ -23,9 +23,8 @@ class Row:
     places: tuple[str, ...]  # the operators' names inside a block, or their full names
     operators: tuple[Operator, ...]  # all of them
     choice: Choice | None  # None: no parameters
-    predicted: (
-        OperatorPrediction | None
-    )  # the sum over all of them; transient: the largest; reason: of the first
+    # The sum over all of them; transient: the largest; reason: of the first.
+    predicted: OperatorPrediction | None
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -226,9 +226,8 @@ def _none_exist(search: Search) -> InvalidProblemError:
 def _nothing_fits(search: Search) -> InfeasibleError:
     """Names the smallest limit that is found, under which these degrees and cuts have a plan: of the candidate whose uniform
     plan holds least, in its smallest micro-batch; those that were too large to be looked at are among them."""
-    modes = (
-        ("FULL_SHARD",) if "FULL_SHARD" in search.manner.searched.modes else EVERY_MODE
-    )  # what holds least
+    # What holds least.
+    modes = ("FULL_SHARD",) if "FULL_SHARD" in search.manner.searched.modes else EVERY_MODE
     smallest = {c.degrees: c for c in sorted(search.candidates(any_size=True), key=lambda c: -c.batch)}
     known = [search.pipelines(c) for c in smallest.values()]
     uniform = [(p, p.uniform(modes, EVERY_WAY, 0)) for p in known]

@@ -28,9 +28,8 @@ from osdp.errors import ShardingError
 from osdp.sharding.sharded_model import Sharded, sharded_models
 from osdp.sharding.torch_patches.replaced import replace
 
-_KAIMING = (
-    "_calculate_correct_fan"  # all that a kaiming_* which was imported before calls; then it draws by itself
-)
+# All that a kaiming_* which was imported before calls; then it draws by itself.
+_KAIMING = "_calculate_correct_fan"
 # The others call these by their names in the module, also where a script has imported them before. Some are private to
 # torch; missing ones are skipped.
 _FUNCTIONS = (

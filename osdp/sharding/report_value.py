@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from osdp.base.byte_sizes import format_bytes
-from osdp.base.drawn_once import drawn_once
+from osdp.base.drawn_once import drawn_once, pyplot
 from osdp.base.numbers import format_seconds
 from osdp.base.printed import Printed
-from osdp.errors import InvalidProblemError
 from osdp.sharding.drift import Drift
+from osdp.show.fitting import bare_table
 
 _NO_METRICS = ("drift", "step_times_s", "assumed_machine")
 _NOTICED = 0.15  # of a machine's speed: smaller changes may be noise of the measurement
@@ -122,7 +120,7 @@ def _text(report: Report) -> str:
 
 def _table(report: Report) -> RenderableType:
     """The report as a table for rich."""
-    table = Table(show_edge=False, pad_edge=False, box=None, header_style="bold", padding=(0, 2, 0, 0))
+    table = bare_table()
     table.add_column("")
     for column in ("predicted", "measured", "error"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -133,10 +131,7 @@ def _table(report: Report) -> RenderableType:
 
 def _plot(report: Report) -> Any:
     """A matplotlib Figure."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise InvalidProblemError("a picture of a report needs matplotlib: pip install 'osdp[plot]'")
-    import matplotlib.pyplot as plt  # type: ignore[import-not-found, unused-ignore]
-
+    plt = pyplot("a picture of a report")
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained", width_ratios=(2, 1))
     steps = range(1, len(report.step_times_s) + 1)
     left.plot(steps, [1e3 * s for s in report.step_times_s], color=_MEASURED, label="measured")

@@ -10,7 +10,7 @@ from osdp.base.byte_sizes import format_bytes
 from osdp.base.numbers import format_count
 from osdp.description.model_description import ModelDescription
 from osdp.plan.plan import Plan
-from osdp.show.fitting import Fitting
+from osdp.show.fitting import Fitting, bare_table
 from osdp.show.table_rows import ranged, sections
 from osdp.show.terminal import NARROWEST_NAME, row_count, row_name
 
@@ -30,7 +30,7 @@ def table(description: ModelDescription) -> RenderableType:
 
 
 def _table(description: ModelDescription, columns: tuple[str, ...]) -> Table:
-    found = Table(show_edge=False, pad_edge=False, box=None, header_style="bold", padding=(0, 2, 0, 0))
+    found = bare_table()
     found.add_column("operator", overflow="fold", min_width=NARROWEST_NAME)
     for name in columns:
         found.add_column(name, justify="left" if name == "kind" else "right", no_wrap=True)

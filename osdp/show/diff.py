@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 from osdp.base.byte_sizes import format_bytes
 from osdp.base.numbers import format_rate, format_seconds
 from osdp.plan.plan import Plan
@@ -26,24 +28,8 @@ def diff(plan: Plan, other: Plan) -> str:
     machines = [p.hardware.name if p.hardware else "none" for p in (plan, other)]
     if machines[0] != machines[1]:
         lines.append(f"hardware: {machines[0]} -> {machines[1]}")
-    changes: dict[tuple[str, str, str], list[str]] = {}
-    for name in dict.fromkeys([*plan.choices, *other.choices]):
-        was, now = (str(p.choices.get(name, "absent")) for p in (plan, other))
-        if was != now:
-            changes.setdefault((NUMBER.sub("*", name), was, now), []).append(name)
-    for (_, was, now), names in changes.items():
-        for run in runs(names):
-            count = f" ({len(run)} operators)" if len(run) > 1 else ""
-            lines.append(f"{ranged(run) or '(model)'}{count}: {was} -> {now}")
-    recomputed: dict[tuple[str, str, str], list[str]] = {}
-    for name in dict.fromkeys([*plan.recompute, *other.recompute]):
-        was, now = (p.recompute.get(name, "keep") for p in (plan, other))
-        if was != now:
-            recomputed.setdefault((NUMBER.sub("*", name), was, now), []).append(name)
-    for (_, was, now), names in recomputed.items():
-        for run in runs(names):
-            count = f" ({len(run)} blocks)" if len(run) > 1 else ""
-            lines.append(f"{ranged(run)}{count}: activations {was} -> {now}")
+    lines += _changes("operators", plan.choices, other.choices, "absent", "")
+    lines += _changes("blocks", plan.recompute, other.recompute, "keep", "activations ")
     if not lines and plan.units != other.units:
         lines.append(f"units: {len(plan.units)} -> {len(other.units)}, grouped differently")
     if plan.predicted and other.predicted and lines:
@@ -55,6 +41,21 @@ def diff(plan: Plan, other: Plan) -> str:
             f"peak memory: {format_bytes(a.peak_memory_bytes)} -> {format_bytes(b.peak_memory_bytes)}",
         ]
     return "".join(line + "\n" for line in lines)
+
+
+def _changes(
+    what: str, before: Mapping[str, object], after: Mapping[str, object], without: str, of: str
+) -> Iterator[str]:
+    """A line for each row of names with the same change. `without`: what a name has that is not in the mapping."""
+    changes: dict[tuple[str, str, str], list[str]] = {}
+    for name in dict.fromkeys([*before, *after]):
+        was, now = (str(values.get(name, without)) for values in (before, after))
+        if was != now:
+            changes.setdefault((NUMBER.sub("*", name), was, now), []).append(name)
+    for (_, was, now), names in changes.items():
+        for run in runs(names):
+            count = f" ({len(run)} {what})" if len(run) > 1 else ""
+            yield f"{ranged(run) or '(model)'}{count}: {of}{was} -> {now}"
 
 
 def _percent(before: float, after: float) -> str:

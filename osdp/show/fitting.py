@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 
 _UNBOUNDED = 10_000  # columns
+
+
+def bare_table(**more: Any) -> Table:
+    """Columns without lines around them."""
+    return Table(show_edge=False, pad_edge=False, box=None, header_style="bold", padding=(0, 2, 0, 0), **more)
 
 
 class Fitting:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from osdp.base.byte_sizes import format_bytes
+from osdp.base.drawn_once import pyplot
 from osdp.base.numbers import format_rate, format_seconds
 from osdp.errors import InvalidProblemError
+from osdp.show.fitting import bare_table
 
 if TYPE_CHECKING:
     from osdp.plan.frontier import Frontier, FrontierPoint
@@ -26,10 +27,7 @@ def plot(frontier: Frontier, ax: Any = None) -> Any:
     points = frontier.points
     if not points:
         raise InvalidProblemError("the frontier has no points: no plan fits any of its memory limits")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise InvalidProblemError("a plot needs matplotlib: pip install 'osdp[plot]'")
-    import matplotlib.pyplot as plt  # type: ignore[import-not-found, unused-ignore]
-
+    plt = pyplot("a plot")
     if ax is None:
         _, ax = plt.subplots(figsize=(7, 4), layout="constrained")
     ax.step([_gib(p) for p in points], [p.throughput for p in points], where="post", color="#4c78a8")
@@ -53,16 +51,7 @@ def plot(frontier: Frontier, ax: Any = None) -> Any:
 def table(frontier: Frontier) -> Table:
     """The points for a rich console."""
     title = f"simulated for {frontier.machine}" if frontier.machine else None
-    found = Table(
-        title=title,
-        title_justify="left",
-        title_style="not italic",
-        show_edge=False,
-        pad_edge=False,
-        box=None,
-        header_style="bold",
-        padding=(0, 2, 0, 0),
-    )
+    found = bare_table(title=title, title_justify="left", title_style="not italic")
     for column in ("memory limit", "samples/s", "step time", "batch per rank", "peak memory"):
         found.add_column(column, justify="right", no_wrap=True)
     for p in frontier.points:

@@ -12,7 +12,7 @@ from osdp.base.byte_sizes import format_bytes
 from osdp.base.numbers import cells, format_count, format_rate, format_seconds
 from osdp.plan.choice import Choice
 from osdp.plan.plan import Plan
-from osdp.show.fitting import Fitting
+from osdp.show.fitting import Fitting, bare_table
 from osdp.show.plan_figures import memory_parts, step_parts
 from osdp.show.table_rows import Row, Section, ranged, sections
 
@@ -95,7 +95,7 @@ def _table(plan: Plan, columns: tuple[str, ...]) -> Table:
     sliced = "slices" in columns and any(choice.granularity > 1 for choice in plan.choices.values())
     figures = tuple(name for name in columns if name not in ("parameters", "slices"))
     counted = "parameters" in columns
-    table = Table(show_edge=False, pad_edge=False, box=None, header_style="bold", padding=(0, 2, 0, 0))
+    table = bare_table()
     table.add_column("operator", overflow="fold", min_width=NARROWEST_NAME)
     if counted:
         table.add_column("parameters", justify="right", no_wrap=True)

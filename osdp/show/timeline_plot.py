@@ -4,16 +4,14 @@ matplotlib, which writes SVG.
 
 from __future__ import annotations
 
-import importlib.util
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
 from rich.text import Text
 
-from osdp.base.drawn_once import drawn_once
+from osdp.base.drawn_once import drawn_once, pyplot
 from osdp.base.numbers import format_seconds
-from osdp.errors import InvalidProblemError
 from osdp.plan.timeline import RESOURCES, Timeline
 
 if TYPE_CHECKING:
@@ -91,10 +89,7 @@ def plot(timeline: Timeline, measured: Timeline | None = None) -> Any:
     and its memory as a line, from what is predicted to be held when the step begins. Raises InvalidProblemError without
     matplotlib.
     """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise InvalidProblemError("a picture of a time line needs matplotlib: pip install 'osdp[plot]'")
-    import matplotlib.pyplot as plt  # type: ignore[import-not-found, unused-ignore]
-
+    plt = pyplot("a picture of a time line")
     steps = {"": timeline} if measured is None else {", predicted": timeline, ", measured": measured}
     used = {
         f"{name}{what}": rows(step)[name]

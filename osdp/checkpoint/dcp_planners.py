@@ -33,10 +33,9 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from osdp.checkpoint.file_boxes import Box, Row, tile
+from osdp.checkpoint.boxes import Box, Chunk, Row, elements, tile
 from osdp.checkpoint.folder import Folder
 from osdp.checkpoint.manifest import TensorEntry
-from osdp.checkpoint.shard_boxes import Chunk, elements
 from osdp.errors import FormatError
 
 

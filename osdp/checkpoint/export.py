@@ -17,11 +17,11 @@ import torch
 
 from osdp.base import byte_sizes, json_files
 from osdp.base.progress import Progress
+from osdp.checkpoint.boxes import Chunk, elements
 from osdp.checkpoint.dcp_planners import Tensors
 from osdp.checkpoint.manifest import Manifest, TensorEntry, model_key
 from osdp.checkpoint.reading import check, check_files, fill, readings
 from osdp.checkpoint.save_load import opened
-from osdp.checkpoint.shard_boxes import Chunk, elements
 from osdp.errors import InvalidProblemError, OSDPError
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ checkpoint.
      "checksum": "crc32:0123abcd"}
 
 Shapes are those of the full tensors. `optimizer` is null if none was saved. A box consists of offsets, sizes,
-file, first byte, number of bytes, and their CRC-32 (file_boxes.py). The checksum is that of the whole text
+file, first byte, number of bytes, and their CRC-32 (boxes.py). The checksum is that of the whole text
 before it. An option or value that JSON cannot represent is an object: {"float": "inf"}, {"integer":
 "9223372036854775808"}.
 """
@@ -32,9 +32,8 @@ import torch
 
 from osdp.base import json_files
 from osdp.base.strict_json import Limits
-from osdp.checkpoint.file_boxes import Box, Count, Row, apart, tile
+from osdp.checkpoint.boxes import Box, Count, Row, apart, elements, tile
 from osdp.checkpoint.folder import Folder, is_file_name
-from osdp.checkpoint.shard_boxes import elements
 from osdp.errors import FormatError
 
 FILE_NAME = "manifest.json"

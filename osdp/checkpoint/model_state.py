@@ -1,4 +1,4 @@
-"""The tensors and values of a model and its optimizer, by name, as boxes of full tensors. See shard_boxes.py."""
+"""The tensors and values of a model and its optimizer, by name, as boxes of full tensors. See boxes.py."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from osdp.base.parameter_names import without_wrappers
+from osdp.base.modules import without_wrappers
 from osdp.base.tensor_parallel import local_part
 from osdp.base.warned import warn
+from osdp.checkpoint.boxes import Chunk, Piece, WholePiece, chunks, elements
 from osdp.checkpoint.dcp_planners import Tensors
 from osdp.checkpoint.manifest import Group, Manifest, OptimizerEntry, TensorEntry, model_key, state_key
-from osdp.checkpoint.shard_boxes import Chunk, Piece, WholePiece, chunks, elements
 from osdp.checkpoint.stages import Names, merged, names_of
 from osdp.errors import FormatError, ShardingError
 from osdp.ranks.rank_group import Together

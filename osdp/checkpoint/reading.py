@@ -1,7 +1,7 @@
 """Reads a checkpoint's tensors in two passes: everything is checked, then this rank's boxes are filled.
 
 The first pass reads every byte that this rank will need, and a share of all files for their checksums, and changes
-nothing. The second reads again and copies. Both hold one box at a time (8 MiB; shard_boxes.py), never a full tensor.
+nothing. The second reads again and copies. Both hold one box at a time (8 MiB; boxes.py), never a full tensor.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from osdp.checkpoint.boxes import Box
 from osdp.checkpoint.dcp_planners import Tensors
-from osdp.checkpoint.file_boxes import Box
 from osdp.checkpoint.folder import Folder
 from osdp.checkpoint.manifest import FileEntry, Manifest
 from osdp.errors import FormatError

@@ -27,8 +27,8 @@ from torch.optim import Optimizer
 
 from osdp.base.byte_sizes import format_bytes
 from osdp.base.progress import Progress
+from osdp.checkpoint.boxes import Row
 from osdp.checkpoint.dcp_planners import BoxWriter, ChunkSavePlanner, bytes_of, write_metadata
-from osdp.checkpoint.file_boxes import Row
 from osdp.checkpoint.folder import Folder
 from osdp.checkpoint.manifest import FileEntry, dumps
 from osdp.checkpoint.model_state import State, is_stage, look_at_tree

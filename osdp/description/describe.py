@@ -10,11 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from osdp.base.compiled_modules import not_compiled
-from osdp.base.conv1d import is_conv1d
+from osdp.base.kept_state import outside_inference_mode
 from osdp.base.later_methods import function_of
-from osdp.base.outside_inference import outside_inference_mode
-from osdp.base.sharded_models import is_sharded
+from osdp.base.modules import is_conv1d, is_sharded, not_compiled
 from osdp.base.tensor_parallel import layout_of, local_part
 from osdp.base.tensor_trees import batch_of, tensors_in, with_batch
 from osdp.base.warned import warn

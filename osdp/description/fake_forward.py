@@ -14,8 +14,7 @@ from torch import nn
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 
-from osdp.base.module_state import untouched
-from osdp.base.rng_state import generators_kept
+from osdp.base.kept_state import generators_kept, untouched
 from osdp.base.stand_in import StandIn
 from osdp.base.tensor_parallel import layout_of, local_part
 from osdp.base.tensor_trees import map_tensors, tensors_in
@@ -25,9 +24,8 @@ from osdp.description.equal_blocks import EqualBlocks
 from osdp.description.fake_call_cache import FakeCallCache
 from osdp.description.forward_tracer import Trace, Watcher
 from osdp.description.kernel_memory import KernelMemory
-from osdp.description.layouts_unseen import layouts_unseen
 from osdp.description.live_bytes import LiveBytes
-from osdp.description.originals import CopiesRead
+from osdp.description.originals import CopiesRead, layouts_unseen
 from osdp.description.user_caches import caches_restored
 from osdp.errors import DescribeError
 

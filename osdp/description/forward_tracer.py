@@ -17,10 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from osdp.base.stand_in import StandIn
 from osdp.base.tensor_parallel import local_part, wraps_local
 from osdp.base.tensor_trees import map_tensors, tensors_held, tensors_in, versions_of
-from osdp.description.aten_flops import flops_of
 from osdp.description.equal_blocks import EqualBlocks
 from osdp.description.kernel_memory import KernelMemory
-from osdp.description.kernels import Call
+from osdp.description.kernels import Call, flops_of
 from osdp.description.live_log import Moment
 from osdp.description.output_uses import made_by, use_of
 from osdp.description.recompute_blocks import recomputable_blocks

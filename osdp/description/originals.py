@@ -1,13 +1,21 @@
-"""CopiesRead: makes a copied model whose code still refers to the original's tensors use its own."""
+"""Contexts of a trace: a copied model whose code still refers to the original's tensors uses its own (CopiesRead), and what
+DTensor computes to find the layouts of results is kept out (layouts_unseen).
+
+For each new call DTensor runs the operator once on fake tensors of the whole shapes. Under the modes that record a
+trace that would count as another computation, of the whole operator.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 _HOOKS = {
     torch.Tensor.register_hook,
@@ -46,3 +54,25 @@ class CopiesRead(TorchFunctionMode):
         if type(value) in (list, tuple):
             return type(value)(map(self._copy, value))
         return value
+
+
+@contextmanager
+def layouts_unseen() -> Iterator[None]:
+    loaded = sys.modules.get("torch.distributed.tensor")
+    propagator: Any = getattr(
+        getattr(getattr(loaded, "DTensor", None), "_op_dispatcher", None), "sharding_propagator", None
+    )
+    found = getattr(propagator, "_propagate_tensor_meta_non_cached", None)  # private to torch
+    if found is None:
+        yield
+        return
+
+    def unseen(*args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes():
+            return found(*args, **kwargs)
+
+    propagator._propagate_tensor_meta_non_cached = unseen
+    try:
+        yield
+    finally:
+        del propagator._propagate_tensor_meta_non_cached

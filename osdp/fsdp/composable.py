@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from osdp.base.outside_inference import outside_inference_mode
+from osdp.base.kept_state import outside_inference_mode
 from osdp.errors import InvalidProblemError, ShardingError
 from osdp.fsdp.deferred import Deferred, defer, share_parameters
 from osdp.fsdp.first_forward import wait_for_inputs

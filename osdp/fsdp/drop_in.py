@@ -13,19 +13,18 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from osdp.base.cast_floats import cast_floats
-from osdp.base.compiled_modules import unwrapped
+from osdp.base.modules import unwrapped
 from osdp.errors import ShardingError
 from osdp.fsdp import former_optimizer_states as former
-from osdp.fsdp import optimizer_states, rank_files, state_dict_types, summoning
+from osdp.fsdp import optimizer_states, rank_files, sharded_in, state_dict_types
 from osdp.fsdp.class_or_instance import class_or_instance
 from osdp.fsdp.deferred import is_deferred
 from osdp.fsdp.first_forward import wait_for_inputs
-from osdp.fsdp.load_unwrapped import load_unwrapped
 from osdp.fsdp.marks import MARKS, refuse_planned
 from osdp.fsdp.options import OPTIONS, Options
-from osdp.fsdp.policies import wrap_selected
 from osdp.fsdp.shard import separate_parts, shard
-from osdp.fsdp.wrapper_hooks import WrapperHooks
+from osdp.fsdp.wrap import wrap_selected
+from osdp.fsdp.wrapper_hooks import WrapperHooks, load_unwrapped
 from osdp.plan.plan import Plan
 from osdp.sharding import step_scopes
 from osdp.sharding.forward_methods import outermost_around, part_of
@@ -164,7 +163,7 @@ class FullyShardedDataParallel(WrapperHooks):
         )
 
     # Called on the class with a model, as in FSDP1, or on an instance.
-    summon_full_params = class_or_instance(summoning.summon_full_params)
+    summon_full_params = class_or_instance(sharded_in.summon_full_params)
     fsdp_modules = class_or_instance(_fsdp_modules)
     state_dict_type = class_or_instance(state_dict_types.state_dict_type)
     set_state_dict_type = class_or_instance(state_dict_types.set_state_dict_type)
@@ -199,7 +198,7 @@ class FullyShardedDataParallel(WrapperHooks):
             return self._sharded().in_full(super().apply, "apply")(fn)  # type: ignore[no-any-return, misc]
         if self._sharded().runtime.summoned:
             return super().apply(fn)
-        with summoning.summon_full_params(self):
+        with sharded_in.summon_full_params(self):
             return super().apply(fn)
 
     def to_empty(self, *, device: Any, recurse: bool = True) -> FullyShardedDataParallel:

@@ -31,18 +31,17 @@ import torch
 from torch import nn
 
 from osdp.base.cast_floats import to_device
-from osdp.base.compiled_modules import is_compiled
 from osdp.base.made_classes import reduced
+from osdp.base.modules import is_compiled
 from osdp.base.tensor_trees import batch_of
 from osdp.base.warned import warn
 from osdp.description.describe import watched_once
 from osdp.description.model_description import ModelDescription
 from osdp.errors import DescribeError, ShardingError
 from osdp.fsdp.ignored import Ignored
-from osdp.fsdp.marks import marked_plan, marked_precision, marks_in
+from osdp.fsdp.marks import marked_plan, marked_precision, marks_in, obey
 from osdp.fsdp.method_as_forward import method_as_forward
 from osdp.fsdp.moved_states import MovedStates
-from osdp.fsdp.obeyed_plan import obey
 from osdp.fsdp.options import Options
 from osdp.fsdp.searched_plan import searched_plan
 from osdp.fsdp.state_dict_types import carry_over

@@ -9,11 +9,11 @@ from typing import Any
 
 from torch import nn
 
-from osdp.base.compiled_modules import unwrapped
+from osdp.base.modules import unwrapped
 from osdp.errors import InvalidProblemError
 from osdp.fsdp.marks import MARKS
 from osdp.fsdp.options import Options
-from osdp.sharding.set_aside import SetAside
+from osdp.sharding.separate_parts import SetAside
 from osdp.sharding.sharded_model import sharded_models, sharded_of
 
 

@@ -8,11 +8,12 @@ read in the call. Unmarked parameters are gathered module by module.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from osdp.base.sharded_models import HANDLES
+from osdp.base.modules import HANDLES
 from osdp.description.describe import describe
 from osdp.description.model_description import ModelDescription, Operator
 from osdp.description.recompute_blocks import is_callable
@@ -23,7 +24,9 @@ from osdp.plan.mixed_precision import MixedPrecision, as_mixed_precision
 from osdp.plan.plan import Plan
 from osdp.plan.unit_grouping import group_units, operator_dtypes
 from osdp.planning.arguments import description_of
+from osdp.sharding.fully_shard import fully_shard
 from osdp.sharding.refusals import refuse_twice
+from osdp.sharding.resharding import Resharding
 
 # Module (not its wrapper) -> the options of its wrapper.
 MARKS: WeakKeyDictionary[nn.Module, Options] = WeakKeyDictionary()
@@ -121,3 +124,25 @@ def _units(
             units.setdefault(key, []).append(name)
     order = {o.name: i for i, o in enumerate(description.operators)}
     return tuple(sorted((tuple(unit) for unit in units.values()), key=lambda unit: order[unit[0]]))
+
+
+def obey(
+    module: nn.Module, plan: Plan, options: Options, resharding: Resharding, **initialising: Any
+) -> None:
+    """Shard `module` in place. Collective. `initialising`: the arguments of `osdp.fully_shard` for parameters
+    without values.
+
+    Raises the errors of `osdp.fully_shard`.
+    """
+    fully_shard(
+        module,
+        plan,
+        options.process_group,
+        device_mesh=options.device_mesh,
+        ranks_per_host=options.ranks_per_host,
+        device_id=options.device,
+        cpu_offload=options.offload,
+        mixed_precision=marked_precision(module, options),
+        resharding=resharding,
+        **initialising,
+    )

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from osdp.base.parameter_names import without_wrappers
-from osdp.base.sharded_models import HANDLES
+from osdp.base.modules import HANDLES, without_wrappers
 from osdp.errors import InvalidProblemError, ShardingError
 from osdp.fsdp.sharded_in import first_sharded_in, sharded_in
 from osdp.fsdp.state_dict_types import optimizer_form

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from osdp import _C
-from osdp.base.parameter_names import without_wrappers
+from osdp.base.modules import without_wrappers
 from osdp.errors import FormatError, InvalidProblemError, ShardingError
 from osdp.fsdp.sharded_in import first_sharded_in
 from osdp.sharding.nested_models import refuse_parts

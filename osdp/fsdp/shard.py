@@ -1,30 +1,33 @@
 """The steps of every wrapper: make a plan from its options, take over parts that are sharded already, and
-mark the module."""
+mark the module.
+
+A copy of a module gets what was noted of it.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 from torch import nn
 
-from osdp.base.outside_inference import outside_inference_mode
-from osdp.base.sharded_models import HANDLES
-from osdp.fsdp.copied_wraps import copy_notes
+from osdp.base.kept_state import outside_inference_mode
+from osdp.base.modules import HANDLES
 from osdp.fsdp.deferred import Deferred, defer, tied_to_sharded
-from osdp.fsdp.first_forward import stop_waiting, wait_for_inputs
+from osdp.fsdp.first_forward import copy_wait, stop_waiting, wait_for_inputs
 from osdp.fsdp.ignored import Ignored
-from osdp.fsdp.marks import MARKS, marked_plan, marks_in, refuse_planned
-from osdp.fsdp.obeyed_plan import obey
+from osdp.fsdp.marks import MARKS, marked_plan, marks_in, obey, refuse_planned
 from osdp.fsdp.options import Options
 from osdp.fsdp.searched_plan import searched_plan
-from osdp.sharding.copies import also_copy
+from osdp.fsdp.state_dict_types import carry_over
+from osdp.sharding.copies import Memo, also_copy
 from osdp.sharding.hybrid_mesh import model_ranks
 from osdp.sharding.materialize import keep_ties
 from osdp.sharding.resharding import Resharding
 from osdp.sharding.separate_parts import SeparateParts
-from osdp.sharding.sharded_model import runtime_of
+from osdp.sharding.sharded_model import runtime_of, sharded_of
 from osdp.sharding.state_dict_form import StateDictForm
 from osdp.sharding.tensor_parallel import LocalParts
-
-also_copy(copy_notes)
 
 
 @outside_inference_mode
@@ -88,3 +91,28 @@ def _shard_parts(module: nn.Module, options: Options, separate: SeparateParts) -
             param_init_fn=options.param_init_fn,
             initialise=options.initialise,
         )
+
+
+def copy_notes(module: nn.Module, copied: nn.Module, memo: Memo) -> None:
+    if module in MARKS:
+        MARKS[copied] = _of_copy(MARKS[module], memo)
+    source, made = sharded_of(module), sharded_of(copied)
+    if source is not None and made is not None:
+        carry_over(source, made)
+    copy_wait(module, copied, lambda options: _of_copy(options, memo))
+
+
+def _of_copy(options: Options, memo: Memo) -> Options:
+    """The options, with the copies of the modules and parameters that they name."""
+
+    def theirs(named: Any) -> Any:
+        return None if named is None else tuple(memo.get(id(each), each) for each in named)
+
+    return dataclasses.replace(
+        options,
+        ignored_modules=theirs(options.ignored_modules),
+        ignored_states=theirs(options.ignored_states),
+    )
+
+
+also_copy(copy_notes)

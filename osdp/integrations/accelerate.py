@@ -23,14 +23,13 @@ from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 from torch import nn
 
-from osdp.base.compiled_modules import unwrapped
-from osdp.base.sharded_models import is_sharded
+from osdp.base.modules import is_sharded, unwrapped
 from osdp.errors import ShardingError
 from osdp.fsdp.first_forward import wait_for_inputs
 from osdp.fsdp.optimizer_states import plain_state_dict
 from osdp.fsdp.options import OPTIONS, Options
-from osdp.fsdp.policies import mark_selected
 from osdp.fsdp.shard import shard
+from osdp.fsdp.wrap import mark_selected
 from osdp.sharding.step_scopes import no_sync
 
 

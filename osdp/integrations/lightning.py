@@ -25,13 +25,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.optim import Optimizer
 
-from osdp.base.sharded_models import is_sharded
+from osdp.base.modules import is_sharded
 from osdp.errors import InvalidProblemError
 from osdp.fsdp.first_forward import is_waiting, wait_for_inputs
 from osdp.fsdp.optimizer_states import plain_state_dict
 from osdp.fsdp.options import Options
-from osdp.fsdp.policies import mark_selected
 from osdp.fsdp.shard import shard
+from osdp.fsdp.wrap import mark_selected
 from osdp.sharding.forward_methods import register_forward_method
 from osdp.sharding.step_scopes import no_sync
 

@@ -1,13 +1,16 @@
-"""Searched: what a plan was searched with, in full, so that it can be verified and searched again."""
+"""Searched: what a plan was searched with, in full, so that it can be verified and searched again.
+
+Its Stage is the place of a plan's part of a model in a pipeline, and among ranks that share its operators.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
 from osdp import _search
 from osdp.base.schema import AtLeast
-from osdp.plan.stage import Stage
 
 COSTS = ("osdp", "paper")
 METHODS = ("exact", "dfs", "dfs-smallest-first")
@@ -48,3 +51,28 @@ class Searched:
     gap: Annotated[float, AtLeast(0)] = 0.005  # of the simulated step and its bound, at which the search ends
     cost_version: Annotated[int, AtLeast(1)] = COST_VERSION  # Note [Cost versions]
     stage: Stage | None = None  # of a pipeline or a tensor-parallel group; None: neither
+
+
+@dataclass(frozen=True)
+class OperatorCollectives:
+    """Seconds in which an operator of one micro-batch communicates inside its tensor-parallel group, while nothing else
+    computes: in forward, which a recomputation repeats, and in backward."""
+
+    forward_s: float
+    backward_s: float
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a stage's search knows of the rest. A plan without pipeline and tensor parallelism has none.
+
+    The plan's description is the stage's own: its operators, with the shapes that one rank of a tensor-parallel group
+    holds. What a stage holds and communicates besides: Note [Stages of a pipeline] in csrc/search/problem/request.hpp.
+    """
+
+    index: Annotated[int, AtLeast(0)]  # of the stage
+    stages: Annotated[int, AtLeast(1)]
+    in_flight: Annotated[int, AtLeast(1)]  # micro-batches whose activations it holds at most
+    micro_batches: Annotated[int, AtLeast(1)]  # of a step; equals the plan's accumulation
+    tensor_parallel: Annotated[int, AtLeast(1)]  # ranks that share each operator
+    collectives: Mapping[str, OperatorCollectives]  # of operators that communicate among these

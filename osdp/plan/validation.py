@@ -9,9 +9,8 @@ from typing import TypeVar
 
 from osdp.description.model_description import KINDS, Kernel, ModelDescription, Operator
 from osdp.errors import InvalidProblemError, PlanMismatchError
-from osdp.plan.certificate import Certificate
 from osdp.plan.choice import MODES, RECOMPUTE, SPLITS, Choice, fits, split_length, uneven
-from osdp.plan.plan_fields import PlanFields
+from osdp.plan.plan_fields import Certificate, PlanFields
 from osdp.plan.precisions import PRECISIONS
 from osdp.plan.searched import COST_VERSION, COSTS, METHODS, OBJECTIVES
 from osdp.plan.unit_grouping import operator_dtypes

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from osdp import _search
 from osdp.base.byte_sizes import format_bytes
 from osdp.description.model_description import Operator
-from osdp.plan.prediction import OperatorPrediction, Prediction
+from osdp.plan.plan_fields import OperatorPrediction, Prediction
 from osdp.planning.core_inputs import compute_s, computing_dtypes
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from osdp.description.model_description import (
 from osdp.errors import InvalidProblemError
 from osdp.hardware.hardware import Collective, Hardware, Protocol
 from osdp.plan.precisions import PRECISIONS
-from osdp.plan.stage import OperatorCollectives, Stage
+from osdp.plan.searched import OperatorCollectives, Stage
 from osdp.plan.unit_grouping import BUCKET_BYTES, places_of
 from osdp.plan.whole_operators import whole_operators
 from osdp.planning.device_memory import Term, memory_terms

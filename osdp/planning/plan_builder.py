@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
 from osdp import _search
-from osdp.plan.certificate import BatchProof, Certificate, PhasePrice
 from osdp.plan.plan import Plan
+from osdp.plan.plan_fields import BatchProof, Certificate, PhasePrice
 from osdp.plan.validation import validate
 from osdp.plan.whole_operators import whole_operators
 from osdp.planning.choice_reasons import Treated, predict

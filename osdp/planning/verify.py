@@ -9,9 +9,9 @@ from typing import Any
 from osdp import _search
 from osdp.errors import InfeasibleError, InvalidProblemError, PlanMismatchError
 from osdp.hardware.hardware import check_hardware
-from osdp.plan.certificate import Certificate
 from osdp.plan.parallel_plan import ParallelPlan
 from osdp.plan.plan import Plan
+from osdp.plan.plan_fields import Certificate
 from osdp.plan.searched import COST_VERSION, Searched
 from osdp.plan.validation import problems
 from osdp.planning.core_choices import core_plan

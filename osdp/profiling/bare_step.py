@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from osdp.base.module_state import untouched
-from osdp.base.rng_state import generators_kept
+from osdp.base.kept_state import generators_kept, untouched
 from osdp.profiling.operator_times import run_step
 
 _REPEATS = 7

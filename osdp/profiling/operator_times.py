@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from osdp.base.module_state import untouched
-from osdp.base.rng_state import generators_kept
+from osdp.base.kept_state import generators_kept, untouched
 from osdp.base.tensor_trees import batch_of, tensors_in, with_batch
 from osdp.hardware.device_timer import Timeline, synchronize
 from osdp.profiling.machine_speed import warm_ups

@@ -14,9 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from osdp.base.module_state import untouched
+from osdp.base.kept_state import generators_kept, untouched
 from osdp.base.progress import Progress
-from osdp.base.rng_state import generators_kept
 from osdp.description.describe import describe
 from osdp.description.model_description import ModelDescription, Operator
 from osdp.errors import OSDPError, ProfileError

@@ -27,8 +27,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from osdp.base.module_state import untouched
-from osdp.base.rng_state import generators_kept
+from osdp.base.kept_state import generators_kept, untouched
 from osdp.base.tensor_trees import batch_of
 from osdp.description.model_description import ModelDescription
 from osdp.errors import OSDPError

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from osdp import _C
-from osdp.base.outside_inference import outside_inference_mode
+from osdp.base.kept_state import outside_inference_mode
 from osdp.errors import ShardingError
 from osdp.ranks.rank_group import Together
 from osdp.sharding.forward_methods import register_forward_method
@@ -34,8 +34,7 @@ from osdp.sharding.nested_models import parts_of
 from osdp.sharding.parameter_settings import copy_settings
 from osdp.sharding.resharding import Resharding
 from osdp.sharding.rollback import ModulesAsTheyWere
-from osdp.sharding.separate_parts import SeparateParts
-from osdp.sharding.set_aside import SetAside
+from osdp.sharding.separate_parts import SeparateParts, SetAside
 from osdp.sharding.sharded_model import Sharded, runtime_of
 
 Memo = dict[int, Any]  # copy.deepcopy's: id of an object -> its copy

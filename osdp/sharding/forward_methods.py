@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from osdp.base.compiled_modules import unwrapped
+from osdp.base.modules import unwrapped
 from osdp.errors import ShardingError
 from osdp.sharding.gathering_calls import gathering
 from osdp.sharding.module_changes import ModuleChanges

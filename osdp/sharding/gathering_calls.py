@@ -21,9 +21,9 @@ from torch import nn
 
 from osdp import _C
 from osdp.base.cast_floats import cast_floats, to_device
-from osdp.base.compiled_modules import not_a_frame
+from osdp.base.modules import not_a_frame
 from osdp.plan.mixed_precision import MixedPrecision
-from osdp.sharding.compile_covers import Cover
+from osdp.sharding.compile_hooks import Cover
 
 Function = Callable[..., Any]
 

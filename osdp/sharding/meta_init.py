@@ -39,7 +39,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from osdp.base.rng_state import generators_kept
+from osdp.base.kept_state import generators_kept
 from osdp.base.tensor_parallel import layout_of
 from osdp.base.warned import warn
 from osdp.errors import ShardingError

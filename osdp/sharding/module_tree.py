@@ -37,7 +37,7 @@ from torch.nn.modules.module import (
 )
 
 from osdp import _C
-from osdp.base.compiled_modules import is_compiled
+from osdp.base.modules import is_compiled
 from osdp.base.tensor_parallel import layout_of
 from osdp.base.warned import warn
 from osdp.errors import DisagreementError, ShardingError

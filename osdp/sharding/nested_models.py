@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from osdp import _C
-from osdp.base.compiled_modules import unwrapped
+from osdp.base.modules import unwrapped
 from osdp.errors import ShardingError
 from osdp.sharding.sharded_model import Sharded, runtime_of, sharded_models, sharded_of
 

@@ -1,15 +1,22 @@
-"""What a plan puts on modules: hooks and forwards, so that their calls gather, compute and save as the plan says."""
+"""What a plan puts on modules: hooks and forwards, so that their calls gather, compute and save as the plan says.
+
+Also what says once that a training batch is larger than the one that the plan's memory and time are for.
+"""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
+import torch
 from torch import nn
 
 from osdp import _C
 from osdp.base.cast_floats import MoveInputs
-from osdp.base.conv1d import is_conv1d
+from osdp.base.modules import is_conv1d, not_a_frame
 from osdp.base.tensor_parallel import layout_of
+from osdp.base.tensor_trees import batch_of
+from osdp.base.warned import warn
 from osdp.errors import ShardingError
 from osdp.plan.mixed_precision import parameter_dtypes
 from osdp.plan.plan import Plan
@@ -21,7 +28,6 @@ from osdp.sharding.init_after_to_empty import install_to_empty
 from osdp.sharding.mixed_precision import install_precision
 from osdp.sharding.module_changes import ModuleChanges
 from osdp.sharding.parameter_settings import apply_settings
-from osdp.sharding.planned_batch import watch_batch
 from osdp.sharding.recomputation import RecomputedBlock
 from osdp.sharding.sharded_model import Sharded, joined, sliced_modules
 from osdp.sharding.state_dict import show_full_parameters
@@ -109,3 +115,29 @@ def _install_recomputation(model: nn.Module, plan: Plan) -> None:
     for name in plan.recompute:
         block = model.get_submodule(name)
         block.forward = RecomputedBlock(name, block)
+
+
+def watch_batch(model: nn.Module, plan: Plan) -> None:
+    """Install the check where the plan was searched: plans made by hand are for no batch. Smaller batches, as an epoch's
+    last, and those without gradients take less than planned."""
+    if plan.searched is not None and os.environ.get("LOCAL_RANK", "0") == "0":
+        watch = _Watch(plan.batch_size)
+        model.register_forward_pre_hook(watch.before, with_kwargs=True)
+
+
+class _Watch:
+    def __init__(self, planned: int) -> None:
+        self.planned = planned
+        self.told = False
+        not_a_frame(_Watch.before)
+
+    def before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if self.told or torch.compiler.is_compiling() or not (module.training and torch.is_grad_enabled()):
+            return
+        batch = batch_of((args, kwargs))
+        if batch > self.planned:
+            self.told = True
+            warn(
+                f"this batch has {batch} samples and the plan is for {self.planned} a rank: it needs more memory than was "
+                f"planned, and another plan may be faster. Plan for it: osdp.search(..., batch_size={batch})"
+            )

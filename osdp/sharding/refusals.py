@@ -9,7 +9,7 @@ from torch import distributed as dist
 from torch import nn
 
 from osdp import _C
-from osdp.base.sharded_models import HANDLES
+from osdp.base.modules import HANDLES
 from osdp.description.describe import describe
 from osdp.errors import InvalidProblemError, PlanMismatchError, ProcessGroupError, ShardingError
 from osdp.plan.plan import Plan

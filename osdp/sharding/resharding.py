@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from osdp import _C
-from osdp.base.sharded_models import HANDLES
+from osdp.base.modules import HANDLES
 from osdp.errors import ShardingError
 from osdp.plan.mixed_precision import MixedPrecision
 from osdp.plan.plan import Plan

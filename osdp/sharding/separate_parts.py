@@ -12,18 +12,20 @@ Where the whole's forward is traced, the part computes as it did before it was s
 (`readable`).
   Functions for a whole model (no_sync, clip_grad_norm_, summon_full_params, state dicts) include its parts, see
 nested_models.py.
+
+SetAside does the same to single parameters and buffers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 
+from torch import Tensor, nn
 from torch import distributed as dist
-from torch import nn
 
-from osdp.base.compiled_modules import unwrapped
+from osdp.base.modules import unwrapped
 from osdp.base.stand_in import StandIn
 from osdp.sharding.nested_models import ranks_of
 from osdp.sharding.resharding import Resharding
@@ -90,3 +92,34 @@ class SeparateParts:
             for part in self._stand_ins:
                 stack.enter_context(Resharding(part, lent=True))
             yield
+
+
+class SetAside:
+    """Context in which these parameters and buffers of `model` (by id) are plain attributes of their modules, so that
+    forwards find them and nothing else does."""
+
+    def __init__(self, model: nn.Module, tensors: Set[int]) -> None:
+        self.model = model
+        self._tensors = tensors
+        self._homes: list[tuple[nn.Module, str, list[tuple[str, Tensor | None]]]] = []
+
+    def __enter__(self) -> SetAside:
+        for module in self.model.modules() if self._tensors else ():
+            for held in ("_parameters", "_buffers"):
+                container = vars(module)[held]
+                if not any(id(t) in self._tensors for t in container.values()):
+                    continue
+                self._homes.append((module, held, list(container.items())))
+                for key in [k for k, t in container.items() if id(t) in self._tensors]:
+                    vars(module)[key] = container.pop(key)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for module, held, items in self._homes:
+            container = vars(module)[held]
+            now = dict(container)
+            container.clear()
+            for key, tensor in items:  # in the former order; others may be new objects, from the meta device
+                container[key] = vars(module).pop(key) if id(tensor) in self._tensors else now[key]

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from osdp import _C
-from osdp.base.compiled_modules import unwrapped
-from osdp.base.sharded_models import HANDLES
+from osdp.base.modules import HANDLES, unwrapped
 from osdp.base.tensor_parallel import Layout, layout_of
 from osdp.errors import ShardingError
 from osdp.plan.choice import uneven

@@ -22,11 +22,11 @@ from typing import Any
 
 from torch import nn
 
-from osdp.base.compiled_modules import is_compiled
+from osdp.base.modules import is_compiled
 from osdp.base.warned import warn
+from osdp.errors import ShardingError
 from osdp.sharding.load_state_dict import loading
 from osdp.sharding.module_changes import ModuleChanges
-from osdp.sharding.module_methods import ModuleMethod
 from osdp.sharding.nested_models import modules_in_parts, refuse_parts
 from osdp.sharding.own_values import (
     dtensor_values,
@@ -143,3 +143,30 @@ def _check_whole(model: nn.Module, sharded: Sharded) -> None:
             "its own, or each part's by itself, in a directory per group",
         )
     sharded.tree.look_between_steps(model)
+
+
+class ModuleMethod:
+    """A copy of the module, which is not sharded, has its class's method; a module with sharded parameters is not copied:
+    its copy would have this rank's rows."""
+
+    def __init__(self, module: nn.Module, sharded: Sharded, name: str, function: Callable[..., Any]) -> None:
+        self._module, self._sharded, self._name, self._function = module, sharded, name, function
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        self._refuse_rows()
+        return getattr(type(self._module), self._name).__get__(memo[id(self._module)])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._refuse_rows()
+        return getattr, (self._module, self._name)
+
+    def _refuse_rows(self) -> None:
+        if any(True for _ in own_sharded(self._module, self._sharded)):
+            raise ShardingError(
+                f"a {type(self._module).__name__} of a sharded model cannot be copied or pickled by itself: its parameters "
+                "are this rank's rows. Copy the model, or save the module's state_dict()"
+            )

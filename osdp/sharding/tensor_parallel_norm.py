@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from osdp.base.compiled_modules import unwrapped
+from osdp.base.modules import unwrapped
 from osdp.errors import DisagreementError, InvalidProblemError, ShardingError
 from osdp.sharding.nested_models import with_parts
 from osdp.sharding.norm_over_meshes import norm_of_norms

@@ -9,8 +9,7 @@ from torch import nn
 from osdp import _C
 from osdp.description.recompute_blocks import is_callable
 from osdp.plan.plan import Plan
-from osdp.sharding.compile_covers import Cover, covers
-from osdp.sharding.compile_hooks import compiled_modules, install_call, outside
+from osdp.sharding.compile_hooks import Cover, compiled_modules, covers, install_call, outside
 
 
 def install_calls(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from osdp.plan.plan import Plan
-from osdp.plan.prediction import Prediction
+from osdp.plan.plan_fields import Prediction
 from osdp.planning.core_inputs import beside_tensors
 from osdp.planning.device_memory import Term, total
 

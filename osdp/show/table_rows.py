@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from osdp.description.model_description import Operator
 from osdp.plan.choice import Choice
 from osdp.plan.plan import Plan
-from osdp.plan.prediction import OperatorPrediction
+from osdp.plan.plan_fields import OperatorPrediction
 
 NUMBER = re.compile(r"(?<![0-9A-Za-z_])[0-9]+(?![0-9A-Za-z_])")
 

@@ -13,7 +13,7 @@ from support.pair import naming
 from torch import nn
 
 import osdp
-from osdp.base.sharded_models import is_sharded
+from osdp.base.modules import is_sharded
 from osdp.sharding import fully_shard, plan_on_modules, unit_calls
 
 STEPS = (

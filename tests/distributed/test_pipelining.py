@@ -20,8 +20,7 @@ from torch.distributed import pipelining
 from torch.distributed.device_mesh import DeviceMesh
 
 import osdp
-from osdp.plan.searched import Searched
-from osdp.plan.stage import Stage
+from osdp.plan.searched import Searched, Stage
 from osdp.sharding.sharded_model import runtime_of
 
 WIDTH, LAYERS, MICRO_BATCHES = 6, 8, 4

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import osdp
 from osdp.parallel.pipeline import Pipeline
 from osdp.plan.frontier import Frontier
-from osdp.plan.prediction import Prediction
+from osdp.plan.plan_fields import Prediction
 from osdp.plan.timeline import Timeline
 from osdp.planning.solve import Solution
 from osdp.sharding.report_value import Report

@@ -13,7 +13,7 @@ from osdp.description.model_description import ModelDescription
 from osdp.errors import InvalidProblemError
 from osdp.hardware.hardware import Hardware
 from osdp.plan.parallel_plan import RuledOut
-from osdp.plan.stage import OperatorCollectives
+from osdp.plan.searched import OperatorCollectives
 from osdp.planning.core_inputs import compute_s, computing_dtypes, itemsize, make_model, signature
 from osdp.planning.degrees.chain import Chain, with_end_last
 from osdp.planning.degrees.collectives import collectives_of

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from osdp import _search
 from osdp.description.model_description import ModelDescription, Operator
 from osdp.hardware.hardware import Hardware
-from osdp.plan.stage import OperatorCollectives
+from osdp.plan.searched import OperatorCollectives
 from osdp.planning.core_inputs import computing_dtypes, itemsize, make_device
 
 

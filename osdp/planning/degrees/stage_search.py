@@ -10,8 +10,7 @@ from osdp import _search
 from osdp.errors import InfeasibleError
 from osdp.hardware.hardware import Hardware
 from osdp.plan.plan import Plan
-from osdp.plan.searched import Searched
-from osdp.plan.stage import Stage
+from osdp.plan.searched import Searched, Stage
 from osdp.planning.degrees.candidates import Candidate, Sharing
 from osdp.planning.plan_builder import plan_of
 from osdp.planning.search_problem import SearchProblem

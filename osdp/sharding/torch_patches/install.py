@@ -8,7 +8,7 @@ import weakref
 
 from torch import nn
 
-from osdp.base.sharded_models import HANDLES
+from osdp.base.modules import HANDLES
 from osdp.sharding.module_tree import watch_registrations
 from osdp.sharding.torch_patches.amp_scaler import install_scaler
 from osdp.sharding.torch_patches.autograd_errors import install_typed_errors

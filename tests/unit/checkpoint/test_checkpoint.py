@@ -27,6 +27,7 @@ import osdp.checkpoint.places
 import osdp.checkpoint.save_load
 from osdp import FormatError, ShardingError
 from osdp.base import file_versions
+from osdp.checkpoint.boxes import WholePiece, chunks
 from osdp.checkpoint.dcp_planners import BoxWriter, ChunkSavePlanner
 from osdp.checkpoint.folder import Folder
 from osdp.checkpoint.manifest import Manifest, read_manifest
@@ -34,7 +35,6 @@ from osdp.checkpoint.model_state import State
 from osdp.checkpoint.places import Partial
 from osdp.checkpoint.reading import check, fill, readings
 from osdp.checkpoint.save_load import load, save
-from osdp.checkpoint.shard_boxes import WholePiece, chunks
 from tests.unit.checkpoint.killing import Killed, end, kill_at
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import osdp
-from osdp.base.sharded_models import HANDLES
+from osdp.base.modules import HANDLES
 from osdp.description.forward_tracer import Watcher
 from osdp.description.model_description import ModelDescription, Operator
 from tests.unit.description.nasty_models import GPT, ConvNet, ReadByParent, Scaled, Structured, Twice, Wrapped

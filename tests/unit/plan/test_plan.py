@@ -18,10 +18,9 @@ from osdp.base import file_versions, json_files
 from osdp.description.model_description import ModelDescription, Operator, Parameter
 from osdp.errors import FormatError, InvalidProblemError, PlanMismatchError
 from osdp.hardware.hardware import Collective, Hardware
-from osdp.plan.certificate import BatchProof, Certificate, PhasePrice
 from osdp.plan.choice import Choice
 from osdp.plan.plan import Plan
-from osdp.plan.prediction import OperatorPrediction, Prediction
+from osdp.plan.plan_fields import BatchProof, Certificate, OperatorPrediction, PhasePrice, Prediction
 from osdp.plan.searched import Searched
 from osdp.plan.unit_grouping import group_units, small_unit_bytes
 from osdp.plan.validation import check_same_model, validate

@@ -90,7 +90,7 @@ def test_a_policy_without_a_name_is_not_searched_for() -> None:
 
 def operator(
     precision: str, mode: str, granularity: int | tuple[int, ...] = 1
-) -> osdp.plan.prediction.OperatorPrediction:
+) -> osdp.plan.plan_fields.OperatorPrediction:
     plan = osdp.search(
         osdp.describe(model(), torch.ones(4, 64), precision=precision),
         memory="1GiB",

@@ -475,7 +475,7 @@ def test_no_price_of_what_the_limit_does_not_bound():
     plan = plans()["tight"]
     first, *others = plan.certificate.batches
     for price in (1, 10**6, 10**9):
-        priced = dataclasses.replace(first, prices=(osdp.plan.certificate.PhasePrice(-1, price),))
+        priced = dataclasses.replace(first, prices=(osdp.plan.plan_fields.PhasePrice(-1, price),))
         forged = (priced, *others)
         wrong = osdp.verify(with_certificate(plan, batches=forged, checked_bound_ps=0))
         assert "none that the limit bounds" in wrong

@@ -13,10 +13,9 @@ import osdp
 from osdp.base.numbers import cells, format_count, format_seconds
 from osdp.base.printed import PrintedText, plain
 from osdp.description.model_description import ModelDescription
-from osdp.plan.certificate import Certificate
 from osdp.plan.choice import Choice
 from osdp.plan.plan import Plan
-from osdp.plan.prediction import OperatorPrediction, Prediction
+from osdp.plan.plan_fields import Certificate, OperatorPrediction, Prediction
 from osdp.sharding.report_value import Report
 from osdp.show.notebook import html
 from osdp.show.plan_figures import step_parts

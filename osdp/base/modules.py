@@ -1,10 +1,14 @@
-"""Modules that torch.compile has compiled, and functions that it should not compile."""
+"""What a module is: compiled, wrapped, sharded, transformers' Conv1D.
+
+The registry of sharded models is in this package so that `describe` need not load the runtime.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -39,3 +43,31 @@ def not_a_frame(function: Callable[..., Any]) -> Callable[..., Any]:
 
     skip_code(function.__code__)
     return function
+
+
+# Model -> its osdp.sharding.sharded_model.Sharded, for as long as the model lives.
+HANDLES: WeakKeyDictionary[nn.Module, object] = WeakKeyDictionary()
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether `model`, or the module that it compiles or wraps, was given to `fully_shard`."""
+    return unwrapped(model) in HANDLES
+
+
+_CHECKPOINT_WRAPPER = "_checkpoint_wrapped_module."
+
+
+def without_wrappers(name: str) -> str:
+    """`name` of `named_parameters()` as state dicts have it: torch's checkpoint_wrapper takes its own part out of them.
+
+    >>> without_wrappers("blocks.0._checkpoint_wrapped_module.up.weight")
+    'blocks.0.up.weight'
+    """
+    return name.replace(_CHECKPOINT_WRAPPER, "")
+
+
+def is_conv1d(module: nn.Module) -> bool:
+    """Whether it is transformers' Conv1D (GPT-2), an nn.Linear whose weight is stored as [in, out]. Subclasses may compute
+    something else. transformers need not be installed."""
+    cls = type(module)
+    return cls.__name__ == "Conv1D" and cls.__module__ == "transformers.pytorch_utils"

@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
 
 from osdp import _search
 from osdp.description.model_description import (
@@ -22,14 +21,10 @@ from osdp.errors import InvalidProblemError
 from osdp.hardware.hardware import Collective, Hardware, Protocol
 from osdp.plan.precisions import PRECISIONS
 from osdp.plan.searched import OperatorCollectives, Stage
-from osdp.plan.unit_grouping import BUCKET_BYTES, places_of
 from osdp.plan.whole_operators import whole_operators
 from osdp.planning.device_memory import Term, memory_terms
 from osdp.planning.kernel_times import operator_s, slices_s
-from osdp.planning.optimizer_states import OPTIMIZERS, OptimizerState, optimizer_state
-
-if TYPE_CHECKING:
-    from osdp.planning.search_problem import SearchProblem
+from osdp.planning.optimizer_states import OPTIMIZERS, OptimizerState
 
 # Each additional slice of a split operator adds three matrix products to a step (forward, gradient of the
 # input, gradient of the weight); launching one takes about 5 us on both CPUs and GPUs.
@@ -127,51 +122,16 @@ def make_device(hardware: Hardware, ranks: int, hosts: int = 1, paper: bool = Fa
     return _search.Device(
         ranks=ranks,
         hosts=hosts,
-        all_gather=_core(hardware.all_gather),
-        reduce_scatter=_core(hardware.reduce_scatter),
-        all_reduce=_core(hardware.all_reduce),
-        between_hosts=_core(between),
+        all_gather=core_collective(hardware.all_gather),
+        reduce_scatter=core_collective(hardware.reduce_scatter),
+        all_reduce=core_collective(hardware.all_reduce),
+        between_hosts=core_collective(between),
         exposed=hardware.exposed_communication,
         optimizer_s_per_byte=hardware.optimizer_s_per_byte,
         recompute_slowdown=hardware.recompute_slowdown,
         protocols=[] if paper else [_protocol(p) for p in hardware.protocols],
-        host_copy=_core(host.copy if host is not None else Collective(0.0, 0.0)),
+        host_copy=core_collective(host.copy if host is not None else Collective(0.0, 0.0)),
         host_optimizer_s_per_byte=host.optimizer_s_per_byte if host is not None else 0.0,
-    )
-
-
-def make_request(problem: SearchProblem) -> _search.Request:
-    """The search request, without limit and batches."""
-    searched, paper = problem.searched, problem.cost == "paper"
-    return _search.Request(
-        device=make_device(problem.hardware, problem.ranks, searched.hosts, paper),
-        paper=paper,
-        modes=list(searched.modes),
-        granularities=list(searched.granularity),
-        optimizer=optimizer_state(problem.optimizer).core(),
-        bucket_bytes=BUCKET_BYTES,
-        slice_overhead_s=SLICE_OVERHEAD_S if problem.cost == "osdp" else 0.0,
-        recompute=list(searched.checkpoint),
-        depth_first=searched.method != "exact",
-        smallest_first=searched.method == "dfs-smallest-first",
-        in_flight=1 if searched.stage is None else searched.stage.in_flight,
-        stage_micro_batches=0 if searched.stage is None else searched.stage.micro_batches,
-    )
-
-
-def make_manner(problem: SearchProblem) -> _search.Manner:
-    """How the runtime will execute plans."""
-    description, hardware = problem.description, problem.hardware
-    enqueue = hardware.device != "cpu"  # its lanes are streams
-    sizes = {o.name: gathered_bytes(o, problem.precision) for o in description.operators}
-    return _search.Manner(
-        places=places_of(description, sizes, gathering_calls(description)),
-        small_unit_bytes=problem.searched.small_unit_bytes,
-        prefetch=problem.searched.prefetch,
-        separate_reductions=problem.separate_reductions and enqueue,
-        enqueue=enqueue,
-        delay=_core(hardware.communication_delay),
-        stolen_permille=round(hardware.stolen_computation * 1000),
     )
 
 
@@ -181,7 +141,7 @@ def _protocol(p: Protocol) -> _search.Protocol:
     )
 
 
-def _core(c: Collective) -> _search.Collective:
+def core_collective(c: Collective) -> _search.Collective:
     return _search.Collective(c.alpha_s, c.beta_s_per_byte)
 
 

@@ -11,15 +11,20 @@ from osdp.errors import PlanMismatchError
 from osdp.hardware.hardware import Hardware
 from osdp.plan.plan import Plan
 from osdp.plan.searched import OBJECTIVES, Searched
+from osdp.plan.unit_grouping import BUCKET_BYTES, places_of
 from osdp.planning.arguments import batches_of
 from osdp.planning.core_inputs import (
+    SLICE_OVERHEAD_S,
     around_operators,
     beside_tensors,
-    make_manner,
+    core_collective,
+    gathered_bytes,
+    gathering_calls,
+    make_device,
     make_model,
-    make_request,
 )
 from osdp.planning.device_memory import total
+from osdp.planning.optimizer_states import optimizer_state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,11 +78,39 @@ class SearchProblem:
 
     def planner_of(self, model: _search.Model, manner: _search.Manner) -> _search.Planner:
         """The same of a model and a manner that were made otherwise."""
-        return _search.Planner(model, make_request(self), manner)
+        return _search.Planner(model, self.request(), manner)
+
+    def request(self) -> _search.Request:
+        """The search request, without limit and batches."""
+        searched, paper = self.searched, self.cost == "paper"
+        return _search.Request(
+            device=make_device(self.hardware, self.ranks, searched.hosts, paper),
+            paper=paper,
+            modes=list(searched.modes),
+            granularities=list(searched.granularity),
+            optimizer=optimizer_state(self.optimizer).core(),
+            bucket_bytes=BUCKET_BYTES,
+            slice_overhead_s=0.0 if paper else SLICE_OVERHEAD_S,
+            recompute=list(searched.checkpoint),
+            depth_first=searched.method != "exact",
+            smallest_first=searched.method == "dfs-smallest-first",
+            in_flight=1 if searched.stage is None else searched.stage.in_flight,
+            stage_micro_batches=0 if searched.stage is None else searched.stage.micro_batches,
+        )
 
     def manner(self) -> _search.Manner:
         """How the runtime carries out its plans."""
-        return make_manner(self)
+        enqueue = self.hardware.device != "cpu"  # its lanes are streams
+        sizes = {o.name: gathered_bytes(o, self.precision) for o in self.description.operators}
+        return _search.Manner(
+            places=places_of(self.description, sizes, gathering_calls(self.description)),
+            small_unit_bytes=self.searched.small_unit_bytes,
+            prefetch=self.searched.prefetch,
+            separate_reductions=self.separate_reductions and enqueue,
+            enqueue=enqueue,
+            delay=core_collective(self.hardware.communication_delay),
+            stolen_permille=round(self.hardware.stolen_computation * 1000),
+        )
 
     def around_operators(self) -> tuple[list[tuple[str, int]], int, int]:
         """What a core model has besides operators."""

@@ -14,7 +14,7 @@ from osdp import _search
 from osdp.description.model_description import Kernel, ModelDescription
 from osdp.hardware.hardware import Hardware
 from osdp.plan.searched import Searched
-from osdp.planning.core_inputs import SLICE_OVERHEAD_S, make_model, make_request
+from osdp.planning.core_inputs import SLICE_OVERHEAD_S, make_model
 from osdp.planning.kernel_times import kernels_s, slices_s
 from osdp.planning.search_problem import SearchProblem
 
@@ -54,7 +54,7 @@ def in_slices_ps(description: ModelDescription, hardware: Hardware) -> int:
     """What the weight in 64 slices adds to a micro-batch, beside computation."""
     searched = Searched(("FULL_SHARD",), (64,), ("none",))
     model = make_model(description, hardware, "bf16")
-    request = make_request(SearchProblem(description, hardware, 8, "adamw", "bf16", "osdp", False, searched))
+    request = SearchProblem(description, hardware, 8, "adamw", "bf16", "osdp", False, searched).request()
     at = next(i for i, o in enumerate(description.operators) if o.split_shape is not None)
     return max(
         c.communication_ps

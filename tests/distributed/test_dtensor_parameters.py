@@ -213,7 +213,7 @@ def with_plan(me: Member) -> None:
     same(model, whole, "summoned")
     penalised = sharded(me)
     penalty = penalised(me.part(batch(me, 0))).sum() + penalised[0].weight.pow(2).sum()
-    with pytest.raises(osdp.ShardingError, match=r"'0.weight' outside of the model's forward"):
+    with pytest.raises(osdp.ShardingError, match=r"'0.weight'"):
         penalty.full_tensor().backward()
     slices = plan.replace({"0": osdp.Choice("FULL_SHARD", granularity=2, split="in")})
     with pytest.raises(osdp.InvalidProblemError, match=r"'0.weight' is computed in slices"):

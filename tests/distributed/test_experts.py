@@ -164,7 +164,7 @@ def limited(me: Member) -> None:
     rows = sum(p.nbytes for expert in experts for p in expert.parameters())
     buffers = sum(b.nbytes for expert in experts for b in expert.buffers())
     held = max(me.everywhere(4 * rows + buffers))  # with gradients, and AdamW's two states
-    with pytest.raises(osdp.InfeasibleError, match=r"parts over other ranks .* nothing is left"):
+    with pytest.raises(osdp.InfeasibleError, match="nothing is left"):
         under(held)
     with pytest.raises(osdp.InfeasibleError, match="figures are of the rest") as error:
         under(held + 1)

@@ -38,9 +38,7 @@ def refused(me: Member) -> None:
             lambda: FSDP.scatter_full_optim_state_dict({}, model, optim=optimizer),
         ),
     ):
-        with pytest.raises(
-            osdp.ShardingError, match=f"{what}.* whose part {part}, a Expert, is sharded over"
-        ):
+        with pytest.raises(osdp.ShardingError, match=f"{what}.*{part}"):
             call()
     with FSDP.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):
         for call in (model.state_dict, lambda: FSDP.optim_state_dict(model, optimizer)):

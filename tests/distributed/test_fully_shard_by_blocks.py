@@ -209,9 +209,7 @@ def tied_one_after_the_other(me: Member) -> None:
             use = {"embedding": lambda m=model: m.embedding(tokens), "head": lambda m=model: m.head(hidden)}
             tries = (use[last], getattr(model, last).state_dict) if last in use else ()
             for refused in (*tries, model.state_dict, lambda m=model: m.load_state_dict({}, strict=False)):
-                with pytest.raises(
-                    osdp.ShardingError, match=rf"is tied to a \w*{kind} that is sharded already"
-                ):
+                with pytest.raises(osdp.ShardingError, match=kind):
                     refused()
             model = wrap(model, me)
             assert model.head.weight is model.embedding.weight is model.aside[1].weight

@@ -293,11 +293,11 @@ class PartlyReset(Rotary):
 def buffers_that_the_script_fills(me: Member) -> None:
     with torch.device("meta"):
         model, counts = Rotary(), Rotary(torch.long)
-    with pytest.raises(osdp.ShardingError, match="buffer 'table' on the meta device"):
+    with pytest.raises(osdp.ShardingError, match="buffer 'table'"):
         osdp.fully_shard(counts, process_group=me.group, initialise=False)  # it could not be NaN until then
-    with pytest.raises(osdp.ShardingError, match="buffer 'table' on the meta device"):
+    with pytest.raises(osdp.ShardingError, match="buffer 'table'"):
         osdp.fully_shard(counts, process_group=me.group)
-    with pytest.raises(osdp.ShardingError, match="parameter 'scale' on the meta device"):
+    with pytest.raises(osdp.ShardingError, match="parameter 'scale'"):
         osdp.fully_shard(model, osdp.Plan.uniform(model, "FULL_SHARD"), me.group)
     for kind, told in (
         (Rotary, {"initialise": False}),
@@ -307,11 +307,7 @@ def buffers_that_the_script_fills(me: Member) -> None:
         with torch.device("meta"):
             model = kind()
         osdp.fully_shard(model.linear, process_group=me.group, **told)
-        with (
-            contextlib.nullcontext()
-            if told
-            else pytest.warns(UserWarning, match=r"'scale' is on the meta device")
-        ):
+        with contextlib.nullcontext() if told else pytest.warns(UserWarning, match="'scale'"):
             osdp.fully_shard(model, process_group=me.group, **told)
         assert model.scale.isnan().all() and (kind is PartlyReset or model.table.isnan().all())
         whole = kind()

@@ -132,14 +132,12 @@ def methods_of_all_kinds(me: Member) -> None:
     pair = Pair(me, WORKLOAD, PLANS["FULL_SHARD"])
     hidden = torch.randn(2 * me.world, 3, WIDTH, dtype=torch.float64)
     (given,), _ = pair.data(0)
-    with pytest.raises(osdp.ShardingError, match=r"detached\(\) uses parameter 'embed\.weight'"):
+    with pytest.raises(osdp.ShardingError, match=r"'embed\.weight'"):
         pair.sharded.detached(me.part(hidden))
     calls = {"scores": hidden, "similar": hidden, "looked_up": given, "through_a_list": hidden}
     for name, argument in calls.items():
         with naming(name):
-            with pytest.raises(
-                osdp.ShardingError, match=rf"{name}\(\) uses parameter.*register_forward_method.*'{name}'"
-            ):
+            with pytest.raises(osdp.ShardingError, match=f"register_forward_method.*'{name}'"):
                 getattr(pair.sharded, name)(me.part(argument))
             reads = None if name in ("scores", "similar") else ["embed.weight", "body.scale"]
             osdp.register_forward_method(pair.sharded, name, reads)

@@ -35,9 +35,7 @@ def conversions(me: Member) -> None:
             pair.sharded.to(torch.float64).cpu()  # nothing to do: nothing happens
             pair.train(steps=1)
             pair.sharded.float()
-            with pytest.raises(
-                osdp.ShardingError, match=r"'0\.weight' is now .* Float.*Double.*before fully_shard"
-            ):
+            with pytest.raises(osdp.ShardingError, match=r"'0\.weight'.*Float.*Double"):
                 pair.sharded(torch.randn(2, 6))
             pair.sharded.double()  # and back: usable again
             pair.whole.float().double()  # rounded alike
@@ -117,7 +115,7 @@ def graded(me: Member) -> None:
             model = build()
             plan = osdp.Plan.uniform(osdp.describe(model, torch.randn(2, 6)), mode)
             model(torch.randn(2, 6)).sum().backward()
-            with pytest.raises(osdp.ShardingError, match=r"'0\.weight' already has a gradient.*zero_grad"):
+            with pytest.raises(osdp.ShardingError, match=r"'0\.weight'.*zero_grad"):
                 osdp.fully_shard(model, plan, me.group)
             model.zero_grad()
             osdp.fully_shard(model, plan, me.group)
@@ -139,7 +137,7 @@ def new_data(me: Member) -> None:
             pair.train(steps=2)
             kept = weight.data
             weight.data = torch.zeros(3, 6, dtype=torch.float64)
-            with pytest.raises(osdp.ShardingError, match=r"'0\.weight' is now \[3, 6\].*summon_full_params"):
+            with pytest.raises(osdp.ShardingError, match=r"'0\.weight'.*\[3, 6\]"):
                 pair.sharded(torch.randn(2, 6, dtype=torch.float64))
             weight.data = kept
             pair.train(steps=1)
@@ -281,12 +279,12 @@ def sharing_memory(me: Member) -> None:
     }.items():
         model = nn.Linear(6, 4)
         model.register_buffer(name, bad)
-        with pytest.raises(osdp.ShardingError, match=rf"buffer '{name}' is an expanded tensor.*contiguous"):
+        with pytest.raises(osdp.ShardingError, match=f"buffer '{name}'"):
             osdp.FullyShardedDataParallel(model, me.group)
     for trained in (False, True):
         model = nn.Linear(6, 4)
         model.scale = nn.Parameter(torch.ones(4, 1).expand(4, 4), requires_grad=trained)
-        with pytest.raises(osdp.ShardingError, match=r"parameter 'scale' is an expanded tensor.*contiguous"):
+        with pytest.raises(osdp.ShardingError, match="parameter 'scale'"):
             by_function(model, me.group)
         for parts in (
             False,
@@ -296,9 +294,7 @@ def sharing_memory(me: Member) -> None:
             model[1].weight = nn.Parameter(torch.ones(1).expand(4, 4), requires_grad=trained)
             if parts:
                 osdp.fully_shard(model[0], process_group=me.group)
-            with pytest.raises(
-                osdp.ShardingError, match=r"parameter '1\.weight' is an expanded tensor.*contiguous"
-            ):
+            with pytest.raises(osdp.ShardingError, match=r"parameter '1\.weight'"):
                 osdp.fully_shard(model, process_group=me.group)
             model[1].weight = nn.Parameter(torch.ones(4, 4), requires_grad=trained)
             osdp.fully_shard(model, process_group=me.group)
@@ -324,7 +320,7 @@ def tensor_parallel(me: Member) -> None:
     mesh = DeviceMesh.from_group(me.group, "cpu")
     model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 2))
     model[1].weight = nn.Parameter(distribute_tensor(torch.randn(2, 4), mesh, [Shard(0)]))
-    with pytest.raises(osdp.ShardingError, match=r"parameter '1\.weight' is a DTensor over ranks \[0, 1\]"):
+    with pytest.raises(osdp.ShardingError, match=r"parameter '1\.weight'.*\[0, 1\]"):
         osdp.FullyShardedDataParallel(model, me.group)
     torchs = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 2))
     torchs_fully_shard(torchs[1], mesh=mesh)

@@ -203,7 +203,7 @@ def ignoring(me: Member) -> None:
         for name, value in whole.state_dict().items():
             close(state[name], value, 1e-6, name)
         wrapped.load_state_dict(state)
-    with pytest.raises(osdp.ShardingError, match=r"its wrap ignores some of them: 1\.0\.bias"):
+    with pytest.raises(osdp.ShardingError, match=r"1\.0\.bias"):
         osdp.save(wrapped, None, "nowhere")
     with pytest.raises(osdp.InvalidProblemError, match=r"ignored_modules .* str"):
         FSDP(build(), me.group, ignored_modules=["1"])

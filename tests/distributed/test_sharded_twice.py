@@ -29,9 +29,7 @@ class Tied(nn.Module):
 
 
 def refused(again: Callable[[], object], name: str) -> None:
-    with pytest.raises(
-        osdp.ShardingError, match=rf"parameter '{name}' is already sharded, as '.*weight' of a"
-    ):
+    with pytest.raises(osdp.ShardingError, match=f"parameter '{name}'.*weight"):
         again()
 
 

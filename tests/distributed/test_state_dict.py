@@ -259,9 +259,7 @@ def assigned(me: Member) -> None:
             wanted = tensors(model.state_dict())
             for name in ("scale", "body.1.running_mean"):
                 other = {**state, name: state[name].double()}
-                with pytest.raises(
-                    osdp.ShardingError, match=rf"assign=True\): '{name}' is torch.float64 in the"
-                ):
+                with pytest.raises(osdp.ShardingError, match=f"'{name}' is torch.float64"):
                     model.load_state_dict(other, assign=True)
                 same(tensors(model.state_dict()), wanted)
             model.load_state_dict(other)

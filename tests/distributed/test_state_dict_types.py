@@ -81,9 +81,9 @@ def types(me: Member) -> None:
     other.load_state_dict(local)
     FSDP.set_state_dict_type(other, FULL)
     same(other.state_dict(), wanted)
-    with pytest.raises(osdp.InvalidProblemError, match="FULL_STATE_DICT needs a FullStateDictConfig"):
+    with pytest.raises(osdp.InvalidProblemError, match="FullStateDictConfig"):
         FSDP.set_state_dict_type(other, FULL, ShardedStateDictConfig())
-    with pytest.raises(osdp.InvalidProblemError, match=r"state_dict_type must be .*, got 'full'"):
+    with pytest.raises(osdp.InvalidProblemError, match=r"state_dict_type.*'full'"):
         FSDP.set_state_dict_type(other, "full")
     both = nn.ModuleList([model, other])
     FSDP.set_state_dict_type(other, SHARDED)
@@ -158,7 +158,7 @@ def optimizers(me: Member) -> None:
     several = FSDP.optim_state_dict(apart, stepper)
     assert several["state"]["b.weight"]["exp_avg"].shape == (2, 3) and "c.bias" in several["state"]
     stepper.load_state_dict(FSDP.optim_state_dict_to_load(apart, stepper, several))
-    with pytest.raises(osdp.ShardingError, match="Linear is not part of a sharded model"):
+    with pytest.raises(osdp.ShardingError, match="Linear"):
         FSDP.optim_state_dict(nn.Linear(2, 2), stepper)
 
 

@@ -25,7 +25,7 @@ def on_one_rank(me: Member) -> None:
             (tokens,), _ = pair.data(5)
             for writeback in (False, True):
                 with osdp.summon_full_params(pair.sharded, writeback=writeback):
-                    with pytest.raises(osdp.ShardingError, match="with gradients inside summon_full_params"):
+                    with pytest.raises(osdp.ShardingError, match="summon_full_params"):
                         pair.sharded(tokens)
                     for context in (torch.no_grad(), torch.inference_mode()):
                         with context:

@@ -69,7 +69,7 @@ def buffers(me: Member) -> None:
     saved = Scaled().over(mesh["tp"])
     saved.register_buffer("turned", saved.turn)
     for refuses in (lambda: osdp.describe(saved), lambda: osdp.fully_shard(saved, mesh=mesh["dp"])):
-        with pytest.raises(osdp.ShardingError, match="'turned' is a DTensor"):
+        with pytest.raises(osdp.ShardingError, match="'turned'"):
             refuses()
         assert saved.turn is saved.turned and isinstance(saved.weight.data, DTensor)
 

@@ -146,9 +146,9 @@ class Orthogonal(torch.optim.Optimizer):
 def whole_tensors(me: Member) -> None:
     pair = pair_of(me, "NO_SHARD")
     pair.backward(0)
-    with pytest.raises(osdp.ShardingError, match="Orthogonal needs whole tensors"):
+    with pytest.raises(osdp.ShardingError, match="Orthogonal"):
         Orthogonal(pair.sharded.parameters()).step()
-    with pytest.raises(osdp.ShardingError, match=r"this rank's part of parameter 'embed.weight'"):
+    with pytest.raises(osdp.ShardingError, match=r"'embed.weight'"):
         torch.nn.utils.parameters_to_vector(pair.sharded.parameters())
     # An infinity in one rank's part makes all ranks skip.
     scaler = torch.amp.GradScaler("cpu", init_scale=1.0)

@@ -170,9 +170,7 @@ def own_files(me: Member, directory: Path) -> None:
                 if plan == "FULL_SHARD":
                     again.sharded_optimizer.load_state_dict(other)
             else:
-                with pytest.raises(
-                    osdp.ShardingError, match=rf"rank {me.rank}: .*rows of rank 0 of.*osdp\.save"
-                ):
+                with pytest.raises(osdp.ShardingError, match=rf"rank {me.rank}: .*osdp\.save"):
                     again.sharded_optimizer.load_state_dict(other)
                 assert not again.sharded_optimizer.state
             rows = {

@@ -199,13 +199,11 @@ def without_values(me: Member) -> None:
             with pytest.raises(osdp.ShardingError, match=r"input .*\[2, 6\], is a fake tensor"):
                 model(like)
             handle = model.register_forward_pre_hook(lambda *_, like=like: like)
-            with pytest.raises(osdp.ShardingError, match=r"output of .* call.*, \[2, \d\], is a fake tensor"):
+            with pytest.raises(osdp.ShardingError, match=r"\[2, \d\]"):
                 model(x)
             handle.remove()
             handle = model[1].weight.register_hook(lambda _, gradient=gradient: gradient)
-            with pytest.raises(
-                osdp.ShardingError, match=r"gradient of parameter '1\.weight' .* without values"
-            ):
+            with pytest.raises(osdp.ShardingError, match=r"'1\.weight'"):
                 model(x).sum().backward()
             handle.remove()
             model.zero_grad()

@@ -255,9 +255,7 @@ def own_gradients(me: Member) -> None:
             whole, mine = pair.forward(pair.data(0))
             parameters = list(pair.sharded.parameters())
             for create_graph in (False, True):
-                with pytest.raises(
-                    osdp.ShardingError, match=r"gradient of parameter '\d\.(weight|bias)'.*no_sync|slices"
-                ):
+                with pytest.raises(osdp.ShardingError, match=r"'\d\.(weight|bias)'|slices"):
                     torch.autograd.grad(mine, parameters, create_graph=create_graph, retain_graph=True)
             if name not in SLICES:
                 with osdp.no_sync(pair.sharded):
@@ -342,7 +340,7 @@ def functional(me: Member) -> None:
             if sharded(name):
                 with pytest.raises(osdp.ShardingError, match=r"'0\.weight' is replaced .*state_dict"):
                     loss(parts)
-            with pytest.raises(osdp.ShardingError, match=r"gradient of parameter '0\.weight'.*no_sync"):
+            with pytest.raises(osdp.ShardingError, match=r"'0\.weight'.*no_sync"):
                 torch.func.grad(loss)(full)
             with osdp.no_sync(pair.sharded):
                 own = torch.func.grad(loss)(full)

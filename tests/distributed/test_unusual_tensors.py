@@ -259,9 +259,7 @@ def across_blocks(me: Member) -> None:
         else:
             model.register_buffer("seen", model[0].weight.detach())
         osdp.fully_shard(model[0], process_group=me.group)
-        with pytest.raises(
-            osdp.ShardingError, match=r"'(1\.weight|seen)' shares memory with parameter 'weight'"
-        ):
+        with pytest.raises(osdp.ShardingError, match=r"'(1\.weight|seen)'.*'weight'"):
             osdp.fully_shard(model, process_group=me.group)
     model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
     model[1].weight = model[0].weight  # tied rightly

@@ -64,7 +64,7 @@ def test_a_plan_of_every_version_verifies_or_is_of_older_costs(name: str) -> Non
     if plan.searched.cost_version == COST_VERSION:
         assert verify(plan) == ""
     else:
-        with pytest.raises(osdp.PlanMismatchError, match=r"of cost version \d.*search again"):
+        with pytest.raises(osdp.PlanMismatchError, match=r"cost version \d"):
             verify(plan)
 
 

@@ -500,7 +500,7 @@ def test_a_plan_of_older_costs_is_searched_again() -> None:
     older = dataclasses.replace(
         plan, searched=dataclasses.replace(plan.searched, cost_version=COST_VERSION - 1)
     )
-    with pytest.raises(osdp.PlanMismatchError, match=f"of cost version {COST_VERSION - 1}.*search again"):
+    with pytest.raises(osdp.PlanMismatchError, match=f"version {COST_VERSION - 1}"):
         osdp.verify(older)
 
 

@@ -222,7 +222,7 @@ def test_split_call_computes_with_what_a_functional_call_gives(
     called = torch.func.functional_call(whole, given, (x,))
     torch.testing.assert_close(called, expected)
     assert all(g.any() for g in torch.autograd.grad(called.sum(), list(given.values()))) and not source.grads
-    with pytest.raises(RuntimeError, match=rf"replaced by a tensor \[2, .*in full it is \[{sizes[0]}, "):
+    with pytest.raises(RuntimeError, match=rf"\[2, .*\[{sizes[0]}, "):
         torch.func.functional_call(whole, {"weight": given["weight"][:2]}, (x,))
     if not transposed:
         other = torch.func.functional_call(whole, {"bias": given["bias"]}, (x,))

@@ -62,7 +62,9 @@ def export(
     with contextlib.closing(folder), Progress("osdp.export") as progress:
         check_files(folder, manifest, 0, 1)
         shards = list(_shards({**manifest.parameters, **manifest.buffers}, limit))
-        names = [_file_name(i, len(shards)) for i in range(len(shards))]
+        names = ["model.safetensors"]
+        if len(shards) > 1:
+            names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
         place.mkdir(parents=True, exist_ok=True)
         for i, (name, entries) in enumerate(zip(names, shards, strict=True)):
             progress(f"file {i + 1} of {len(shards)}")
@@ -111,10 +113,6 @@ def _read(folder: Folder, manifest: Manifest, entries: Mapping[str, TensorEntry]
     )
     fill(folder, wanted, check(folder, wanted))
     return tensors
-
-
-def _file_name(number: int, count: int) -> str:
-    return "model.safetensors" if count == 1 else f"model-{number + 1:05d}-of-{count:05d}.safetensors"
 
 
 def _bytes(entry: TensorEntry) -> int:

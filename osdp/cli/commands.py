@@ -160,7 +160,7 @@ def profile(arguments: argparse.Namespace) -> None:
 
     check_output("-o", arguments.output)
     distributed = "RANK" in os.environ and "WORLD_SIZE" in os.environ  # torchrun
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
     device = torch.device("cpu")
     if accelerator is not None:
         index = int(os.environ.get("LOCAL_RANK", "0"))

@@ -334,14 +334,12 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
         with torch._C.DisableTorchFunction():
             if (use := use_of(func, args)) is not None:
-                self._used(*use)
+                name, groups = use
+                if groups:
+                    self.trace.output_groups.setdefault(name, groups)
+                else:
+                    self.trace.output_cut.add(name)
             return self._recorded(func, args, kwargs)
-
-    def _used(self, name: str, groups: int) -> None:
-        if groups:
-            self.trace.output_groups.setdefault(name, groups)
-        else:
-            self.trace.output_cut.add(name)
 
     def _recorded(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensors = _tensors_given(args, kwargs)

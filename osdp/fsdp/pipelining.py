@@ -126,9 +126,5 @@ def state_of(module: nn.Module) -> PipelineState:
     if held.get(_ATTRIBUTE) is None:
         held[_ATTRIBUTE] = PipelineState(module)
     state: PipelineState = held[_ATTRIBUTE]
-    held.setdefault(STATE_KEY, {})[_torchs()] = state
+    held.setdefault(STATE_KEY, {})[getattr(torchs_fully_shard, "__wrapped__", torchs_fully_shard)] = state
     return state
-
-
-def _torchs() -> Any:
-    return getattr(torchs_fully_shard, "__wrapped__", torchs_fully_shard)

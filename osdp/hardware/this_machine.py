@@ -53,7 +53,7 @@ def measure_probe(device: torch.device) -> tuple[float, float]:
             lambda: torch.mm(a, b, out=product),
             lambda: copied.copy_(source),
         )
-        product_s, copy_s = (_median_s(job, device) for job in jobs)
+        product_s, copy_s = (statistics.median(timed(job, device) for _ in range(_REPEATS)) for job in jobs)
     return product_s, copy_s
 
 
@@ -106,7 +106,3 @@ def _memory(elements: int, device: torch.device) -> torch.Tensor:
     if device.type != "cpu":
         return torch.ones(elements, device=device)
     return torch.frombuffer(bytearray(4 * elements), dtype=torch.float32).fill_(1.0)
-
-
-def _median_s(job: Callable[[], object], device: torch.device) -> float:
-    return statistics.median(timed(job, device) for _ in range(_REPEATS))

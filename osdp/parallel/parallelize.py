@@ -145,5 +145,5 @@ def _device_of(model: nn.Module, asked: Any) -> torch.device:
     device = next(model.parameters()).device
     if device.type != "meta":
         return device
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
     return accelerator or torch.device("cpu")

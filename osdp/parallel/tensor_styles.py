@@ -54,7 +54,7 @@ def parallelize_stage(
 ) -> dict[str, nn.Module]:
     """Divide the parameters of a stage over `mesh`. `description`: of the whole model; modules of other stages are gone.
     Returns the modules of which a rank has a part of the outputs."""
-    modules = {name: m for name, m in model.named_modules() if not _stands_in(m)}
+    modules = {name: m for name, m in model.named_modules() if type(m).__name__ != "StandIn"}
     if given is not None and not any(isinstance(style, str) for style in given.values()):
         styles: dict[str, Any] = {}
         for pattern, style in given.items():
@@ -77,7 +77,3 @@ def _style(style: str, module: nn.Module) -> Any:
     if isinstance(module, nn.Embedding):
         return RowwiseParallel(input_layouts=Replicate())
     return RowwiseParallel()
-
-
-def _stands_in(module: nn.Module) -> bool:
-    return type(module).__name__ == "StandIn"

@@ -155,7 +155,7 @@ class _StepWatch:
 
     def watch_backward(self) -> None:
         for node, owner in self._owner.items():
-            self._handles.append(node.register_prehook(self._before_node))
+            self._handles.append(node.register_prehook(lambda _: self._timeline.stamp(None)))
             self._handles.append(node.register_hook(self._after_node(owner)))
 
     def remove(self) -> None:
@@ -188,9 +188,6 @@ class _StepWatch:
                 continue
             self._owner[node] = owner
             pending += [following for following, _ in node.next_functions if following is not None]
-
-    def _before_node(self, grads: Any) -> None:
-        self._timeline.stamp(None)
 
     def _after_node(self, owner: str | None) -> Callable[..., None]:
         def hook(inputs: Any, outputs: Any) -> None:

@@ -167,12 +167,12 @@ def _profile(
     if real:
         assert isinstance(subject, nn.Module) and description is not None
         kinds_of = {o.name: _likeness(o) for o in description.operators}
-
-        def measure_operators() -> Gamma:
-            return measure_gamma(subject, args, kwargs, kinds_of, device, seconds * 0.25)
-
         begin("timing the model's operators")
-        mine = each(ranks, "timing the model's operators", measure_operators)
+        mine = each(
+            ranks,
+            "timing the model's operators",
+            lambda: measure_gamma(subject, args, kwargs, kinds_of, device, seconds * 0.25),
+        )
         gamma = Gamma(*(_mean(ranks, part) for part in asdict(mine).values()))
     step = _step_of(subject, args, kwargs, device) if real and isinstance(subject, nn.Module) else None
     on_host = max(hosts.count(h) for h in hosts)
@@ -284,7 +284,7 @@ def _model_device(model: nn.Module, ranks: Together) -> torch.device:
 
 def _group_device(ranks: Together) -> torch.device:
     """The accelerator, if the group has a separate backend for it."""
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None or (
         ranks.world_size > 1 and backend_of(ranks.group, accelerator) in (None, "gloo")
     ):

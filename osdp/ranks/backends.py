@@ -64,7 +64,8 @@ def make_group(
             backends[kind] = _backend(kind, name, like, device, list(ranks), rank, source)
             if source is not None:
                 backends[kind].eager_connect_single_device(like.bound_device_id)
-        made._register_backend(device, _kind_of_backend(kind), backends[kind])
+        known = dist.ProcessGroup.BackendType
+        made._register_backend(device, getattr(known, kind.upper(), known.CUSTOM), backends[kind])
     made._set_group_name(name)  # type: ignore[arg-type]
     made._set_group_desc(f"osdp, beside {like.group_desc}")
     _register_process_group(name, made)  # type: ignore[arg-type]
@@ -94,10 +95,6 @@ def _announce(group: dist.ProcessGroup, name: str, like: dist.ProcessGroup, rank
     tag = f"ptd:{name}"
     _world.tags_to_pg.setdefault(tag, []).append(group)
     _world.pg_to_tag[group] = tag
-
-
-def _kind_of_backend(kind: str) -> Any:
-    return getattr(dist.ProcessGroup.BackendType, kind.upper(), dist.ProcessGroup.BackendType.CUSTOM)
 
 
 def _backend(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from osdp.hardware.hardware import Collective, Hardware, KernelRates
+from osdp.hardware.hardware import Collective, Hardware
 from osdp.hardware.this_machine import measure_probe
 from osdp.plan.plan import Plan
 
@@ -60,10 +60,6 @@ def step_now_s(plan: Plan, drift: Drift) -> float | None:
     return plan.predicted.step_time_s * now_s / then_s if then_s else None
 
 
-def _slower_kernels(rates: KernelRates, rate: float, copy: float) -> KernelRates:
-    return replace(rates, memory_bytes_per_s=rates.memory_bytes_per_s / copy, launch_s=rates.launch_s * rate)
-
-
 def as_it_is(plan: Plan, hardware: Hardware, drift: Drift) -> Hardware:
     """`hardware` with its times scaled by the drift.
 
@@ -93,7 +89,12 @@ def as_it_is(plan: Plan, hardware: Hardware, drift: Drift) -> Hardware:
         flops_per_s=hardware.flops_per_s / rate,
         flops_per_s_by_dtype={dtype: flops / rate for dtype, flops in hardware.flops_per_s_by_dtype.items()},
         optimizer_s_per_byte=hardware.optimizer_s_per_byte * drift.copy.ratio,
-        kernel_rates=None if rates is None else _slower_kernels(rates, rate, drift.copy.ratio),
+        kernel_rates=rates
+        and replace(
+            rates,
+            memory_bytes_per_s=rates.memory_bytes_per_s / drift.copy.ratio,
+            launch_s=rates.launch_s * rate,
+        ),
         gamma_s=table(hardware.gamma_s, passes=3),
         gamma_fixed_s=table(hardware.gamma_fixed_s, passes=0),
         recompute_s=table(hardware.recompute_s, passes=1),

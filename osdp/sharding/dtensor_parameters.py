@@ -199,7 +199,8 @@ def show_dtensors(sharded: Sharded) -> None:
     parameters = []
     for name, index in sharded.index.items():
         parameter = sharded.tree.known[index]
-        if _supported(parameter) and name not in sharded.split_names:
+        # Another class of parameter may not be exchanged for ours: such a parameter stays as it is.
+        if type(parameter) in (nn.Parameter, DTensorParameter) and name not in sharded.split_names:
             wrap = same_rows(sharded_parameter(sharded, name), parameter)
             inner, shown = _wrapped(parameter, name, wrap)
             kind = nn.Parameter if type(parameter) is DTensorParameter else type(parameter)
@@ -213,11 +214,6 @@ def show_dtensors(sharded: Sharded) -> None:
 def shows_dtensors(parameters: Iterable[Tensor]) -> bool:
     """Whether any of them is a DTensor between passes, now or when it was sharded last."""
     return any(_record(p) is not None for p in parameters)
-
-
-def _supported(parameter: nn.Parameter) -> bool:
-    """Another class of parameter may not be exchanged for ours: such a parameter stays as it is."""
-    return type(parameter) in (nn.Parameter, DTensorParameter)
 
 
 def _place(parameters: Sequence[nn.Parameter], in_pass: bool) -> None:

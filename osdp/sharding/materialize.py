@@ -99,7 +99,7 @@ def survey(
 
 
 def _accelerator(group: dist.ProcessGroup) -> torch.device:
-    current = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    current = torch.accelerator.current_accelerator(check_available=True)
     if current is None or current.type not in {d.type for d in group._device_types}:
         return torch.device("cpu")
     return _device(current)
@@ -108,7 +108,7 @@ def _accelerator(group: dist.ProcessGroup) -> torch.device:
 def _device(given: int | str | torch.device) -> torch.device:
     """`given` as a device with its index, if it has one."""
     if isinstance(given, int):
-        kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        kind = torch.accelerator.current_accelerator(check_available=True)
         if kind is None:
             raise InvalidProblemError(f"device_id is {given}, but there is no accelerator here")
         return torch.device(kind.type, given)

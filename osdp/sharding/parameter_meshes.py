@@ -89,10 +89,6 @@ def _joined(sharded: Sharded, over_data: DeviceMesh, layout: Layout) -> DeviceMe
     names = tuple(over_data.mesh_dim_names or ("dp",)) + tuple(tensor.mesh_dim_names or ("tp",))
     groups = [*over_data.get_all_groups(), *tensor.get_all_groups()]
     ranks = over_data.mesh
-    table = [everyones[r] for r in ranks.flatten().tolist()]
-    shape = (*ranks.shape, *tensor.mesh.shape)
-    return DeviceMesh.from_group(groups, sharded.device.type, _nested(table, shape), mesh_dim_names=names)
-
-
-def _nested(table: list[list[int]], shape: tuple[int, ...]) -> Any:
-    return torch.tensor(table, dtype=torch.int).view(shape)
+    table = torch.tensor([everyones[r] for r in ranks.flatten().tolist()], dtype=torch.int)
+    table = table.view(*ranks.shape, *tensor.mesh.shape)
+    return DeviceMesh.from_group(groups, sharded.device.type, table, mesh_dim_names=names)

@@ -19,12 +19,13 @@ from osdp.sharding.sharded_model import Sharded, sharded_models
 
 _SETTINGS = "_osdp_settings"
 
-DIVIDE_FACTOR = "gradient divide factor"  # gradients are the ranks' sum divided by it, instead of the mean
-SYNC = "gradient sync"  # False: backward keeps this rank's own gradient, as in no_sync
-STAYS_AFTER_FORWARD = "stays after forward"  # Note [Units that stay gathered]
-STAYS_IF_KEPT = "stays after forward if its mode keeps it"  # until that is set
-STAYS_AFTER_BACKWARD = "stays after backward"
-GATHERS_IN_BACKWARD = "gathers in backward"
+DIVIDE_FACTOR = "divide factor"  # gradients are the ranks' sum divided by it, instead of the mean
+# The others are named as the methods of the runtime that take them.
+SYNC = "set_sync_of"  # False: backward keeps this rank's own gradient, as in no_sync
+STAYS_AFTER_FORWARD = "set_stays_after_forward"  # Note [Units that stay gathered]
+STAYS_IF_KEPT = "set_stays_if_kept"  # after forward, if its mode keeps it, until STAYS_AFTER_FORWARD is set
+STAYS_AFTER_BACKWARD = "set_stays_after_backward"
+GATHERS_IN_BACKWARD = "set_gathers_in_backward"
 
 
 def change_setting(parameters: Iterable[nn.Parameter], setting: str, value: Any) -> None:
@@ -71,18 +72,9 @@ def copy_settings(source: nn.Parameter, made: nn.Parameter) -> None:
 
 
 def _tell(sharded: Sharded, indices: list[int], setting: str, value: Any) -> None:
-    runtime = sharded.runtime
-    if setting == DIVIDE_FACTOR:
-        scale = dist.get_world_size(sharded.group) / value
-        for index in indices:
-            runtime.set_gradient_scale(index, scale)
-    elif setting == SYNC:
-        runtime.set_sync_of(indices, value)
-    elif setting == STAYS_AFTER_FORWARD:
-        runtime.set_stays_after_forward(indices, value)
-    elif setting == STAYS_IF_KEPT:
-        runtime.set_stays_if_kept(indices, value)
-    elif setting == STAYS_AFTER_BACKWARD:
-        runtime.set_stays_after_backward(indices, value)
-    else:
-        runtime.set_gathers_in_backward(indices, value)
+    if setting != DIVIDE_FACTOR:
+        getattr(sharded.runtime, setting)(indices, value)
+        return
+    scale = dist.get_world_size(sharded.group) / value
+    for index in indices:
+        sharded.runtime.set_gradient_scale(index, scale)

@@ -112,7 +112,8 @@ def search_degrees(search: Search) -> ParallelPlan:
     """The fastest that is found. Raises InfeasibleError if no degrees fit, InvalidProblemError if none exist."""
     candidates = search.candidates()
     if not candidates:
-        raise _nothing_fits(search) if _too_large(search) else _none_exist(search)
+        too_large = any(r.why.startswith(LARGE) for r in search.ruled_out)
+        raise _nothing_fits(search) if too_large else _none_exist(search)
     known = [search.pipelines(c) for c in candidates]
     uniform = list(_uniform(search, known))
     fitting = sorted((u for u in uniform if u[1].fits), key=lambda u: u[1].step_ps)
@@ -208,10 +209,6 @@ def _plan(
         alternatives=alternatives,  # type: ignore[arg-type]
         ruled_out=tuple(search.ruled_out),
     )
-
-
-def _too_large(search: Search) -> bool:
-    return any(r.why.startswith(LARGE) for r in search.ruled_out)
 
 
 def _none_exist(search: Search) -> InvalidProblemError:

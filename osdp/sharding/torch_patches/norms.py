@@ -33,7 +33,10 @@ from osdp.sharding.torch_patches.replaced import replace
 def install_norms() -> None:
     _install("_get_total_norm", _total_norm)
     _install("_clip_grads_with_norm_", _of_rows)
-    _install_vectors()
+    if hasattr(
+        convert_parameters, "_check_param_device"
+    ):  # of each parameter that is made a vector, or of one
+        replace(convert_parameters, "_check_param_device", _refusing)
 
 
 def _install(name: str, around: Callable[..., Any]) -> None:
@@ -96,12 +99,6 @@ def _alike(norm: Tensor, mesh: Any) -> Tensor:
     from torch.distributed.tensor import DTensor, Replicate
 
     return DTensor.from_local(norm, mesh, [Replicate()] * mesh.ndim, run_check=False)
-
-
-def _install_vectors() -> None:
-    """parameters_to_vector and vector_to_parameters call this for each parameter."""
-    if hasattr(convert_parameters, "_check_param_device"):
-        replace(convert_parameters, "_check_param_device", _refusing)
 
 
 def _refusing(check: Callable[..., Any]) -> Callable[..., Any]:

@@ -21,9 +21,6 @@ class _Replacement:
     was: Any
     ours: Any
 
-    def is_there(self) -> bool:
-        return getattr(self.owner, self.name, None) is self.ours
-
 
 _replacements: list[_Replacement] = []
 _hooks: list[Any] = []  # torch's RemovableHandles
@@ -47,7 +44,7 @@ def hook(handle: Any) -> None:
 def put_back() -> None:
     while _hooks:
         _hooks.pop().remove()
-    for replacement in reversed(list(_replacements)):
-        if replacement.is_there():
-            setattr(replacement.owner, replacement.name, replacement.was)
-            _replacements.remove(replacement)
+    for r in reversed(list(_replacements)):
+        if getattr(r.owner, r.name, None) is r.ours:
+            setattr(r.owner, r.name, r.was)
+            _replacements.remove(r)

@@ -130,18 +130,6 @@ class Chunk:
     replicated: bool
 
 
-def elements(shape: Sequence[int]) -> int:
-    """The number of elements of a shape; 1 for a scalar.
-
-    >>> elements((2, 3))
-    6
-    """
-    n = 1
-    for size in shape:
-        n *= size
-    return n
-
-
 def chunks(pieces: Sequence[Piece], local: Tensor, limit_bytes: int) -> list[Chunk]:
     """The pieces of `local`, cut along their first dimension longer than 1 into boxes of at most `limit_bytes`.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -33,7 +34,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from osdp.checkpoint.boxes import Box, Chunk, Row, elements, tile
+from osdp.checkpoint.boxes import Box, Chunk, Row, tile
 from osdp.checkpoint.folder import Folder
 from osdp.checkpoint.manifest import TensorEntry
 from osdp.errors import FormatError
@@ -177,7 +178,7 @@ def bytes_of(item: WriteItem) -> int:
     """Bytes of the tensor that the item writes."""
     data = item.tensor_data
     assert data is not None
-    return elements(data.chunk.sizes) * data.properties.dtype.itemsize
+    return math.prod(data.chunk.sizes) * data.properties.dtype.itemsize
 
 
 def write_metadata(writer: BoxWriter, metadata: Metadata, boxes: Mapping[str, Sequence[Row]]) -> None:

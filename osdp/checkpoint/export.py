@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 
 from osdp.base import byte_sizes, json_files
 from osdp.base.progress import Progress
-from osdp.checkpoint.boxes import Chunk, elements
+from osdp.checkpoint.boxes import Chunk
 from osdp.checkpoint.dcp_planners import Tensors
 from osdp.checkpoint.manifest import Manifest, TensorEntry, model_key
 from osdp.checkpoint.reading import check, check_files, fill, readings
@@ -116,7 +117,7 @@ def _read(folder: Folder, manifest: Manifest, entries: Mapping[str, TensorEntry]
 
 
 def _bytes(entry: TensorEntry) -> int:
-    return elements(entry.shape) * entry.torch_dtype.itemsize
+    return math.prod(entry.shape) * entry.torch_dtype.itemsize
 
 
 def _sync(path: Path) -> None:

@@ -32,7 +32,7 @@ import torch
 
 from osdp.base import json_files
 from osdp.base.strict_json import Limits
-from osdp.checkpoint.boxes import Box, Count, Row, apart, elements, tile
+from osdp.checkpoint.boxes import Box, Count, Row, apart, tile
 from osdp.checkpoint.folder import Folder, is_file_name
 from osdp.errors import FormatError
 
@@ -178,7 +178,7 @@ def _problems(manifest: Manifest) -> Iterator[tuple[str, str]]:
                 f"{key} is in {box.file!r:.80}, bytes {box.begin} to {box.begin + box.length}, which "
                 "the manifest does not list",
             )
-        elif box.length < elements(box.sizes) * entries[key].torch_dtype.itemsize:
+        elif box.length < math.prod(box.sizes) * entries[key].torch_dtype.itemsize:
             yield (
                 f"boxes.{key}",
                 f"{box.length} bytes cannot hold a {list(box.sizes)} of {entries[key].dtype}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, Protocol
@@ -14,7 +15,7 @@ from torch.optim import Optimizer
 from osdp.base.modules import without_wrappers
 from osdp.base.tensor_parallel import local_part
 from osdp.base.warned import warn
-from osdp.checkpoint.boxes import Chunk, Piece, WholePiece, chunks, elements
+from osdp.checkpoint.boxes import Chunk, Piece, WholePiece, chunks
 from osdp.checkpoint.dcp_planners import Tensors
 from osdp.checkpoint.manifest import Group, Manifest, OptimizerEntry, TensorEntry, model_key, state_key
 from osdp.checkpoint.stages import Names, merged, names_of
@@ -165,7 +166,7 @@ class State:
                 )
             for key, tensor in tensors.items():
                 full = tuple(state.layout.full_shape(name))
-                if tensor.shape != full and elements(tensor.shape) != 1:
+                if tensor.shape != full and math.prod(tensor.shape) != 1:
                     raise FormatError(
                         f"the state {key!r} of {name} has shape {list(tensor.shape)}, which is "
                         f"neither the parameter's {list(full)} nor a scalar's",

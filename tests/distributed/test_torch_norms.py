@@ -93,7 +93,7 @@ def parts_of_models(me: Member) -> None:
                 "views of another shape",
             )
         close(clip_grad_norm_(sharded, 1e6), before, 1e-5, "norm")
-    with pytest.raises(osdp.ShardingError, match="some of the rows of '2.weight'"):
+    with pytest.raises(osdp.ShardingError, match=r"some of the rows of '2\.weight'"):
         get_total_norm([models[1][1][2].weight.grad[:, :1], lone.grad])
     norm = get_total_norm(gradients(models[0][0].parameters()))
     nn.utils.clip_grads_with_norm_(models[0][1].parameters(), 0.1, norm)

@@ -8,9 +8,11 @@ import pytest
 import torch
 from harness import Member
 from support.pair import close, naming
+from test_fsdp_module import full_gradients
 from torch import nn
 
 import osdp
+from osdp.sharding.sharded_model import runtime_of
 
 WIDTH = 6
 
@@ -149,3 +151,52 @@ def test_a_block_that_writes_into_its_input(ranks):
 @pytest.mark.outcome("a recomputed block that begins to change a buffer later", osdp.ShardingError)
 def test_a_block_that_begins_to_change_a_buffer_later(ranks):
     ranks(change_later, world=2)
+
+
+class Joined(nn.Module):
+    """Its norm travels with the first linear layer; the last one may be in slices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 40), nn.Linear(40, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(self.up(self.norm(x)).tanh())
+
+
+def count_gathers(me: Member) -> None:
+    for slices in (1, 2):
+        models = [stack(Joined), stack(Joined)]
+        described = osdp.describe(models[0], x_of(me, 0))
+        blocks = [b.name for b in described.blocks]
+        assert blocks == ["1.0", "1.1"]
+        plan = osdp.Plan.uniform(described, "FULL_SHARD")
+        down = osdp.Choice("FULL_SHARD", slices, split="out" if slices > 1 else None)
+        plan = plan.replace({f"{b}.down": down for b in blocks})
+        inside = [unit for b in blocks for unit in ((f"{b}.norm", f"{b}.up"), (f"{b}.down",))]
+        plan = dataclasses.replace(
+            plan, recompute=dict.fromkeys(blocks, "regather"), units=(("0",), *inside, ("2",))
+        )
+        events = plan.simulate("rtx-titan-8", me.world).events
+        foreseen = sum(e.action == "gather" for e in events)
+        model = osdp.fully_shard(models[1], plan, process_group=me.group)
+        runtime = runtime_of(model).runtime
+        x = x_of(dataclasses.replace(me, rank=0), 0)
+        for _ in range(4):
+            before = runtime.statistics()["gathers"]
+            for each in (model, models[0]):
+                each(x).sum().backward()
+            gathers = runtime.statistics()["gathers"] - before
+        for name, gradient in full_gradients(model).items():
+            close(gradient, models[0].get_parameter(name).grad, 1e-12, name)
+        # Outside of blocks twice; in each: forward, recomputation, and backward, which does without the slice
+        # or the unit that the recomputation has left.
+        assert gathers == foreseen == 2 * 2 - 1 + 2 * (3 + (2 if slices == 1 else 5)), (
+            slices,
+            gathers,
+            foreseen,
+        )
+
+
+def test_what_is_used_again_is_not_gathered_again(ranks):
+    ranks(count_gathers, world=2)

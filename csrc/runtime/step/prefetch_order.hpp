@@ -41,17 +41,23 @@ struct Depth {
   }
 };
 
+// Note [What a recomputation uses again]
+// A recomputation ends each use of a unit by resharding it, but what is used next is the same unit again
+// where it has parameters of several modules, and the slice that it has used last where backward begins with
+// it. The unit stays gathered then: gathered once more it would be waited for from begin to end.
 class PrefetchOrder {
  public:
   void begin() {
-    current_.clear();
+    current_.clear(), current_uses_.clear();
     position_ = 0;
   }
 
-  // Records that `unit` is used; returns the units recorded after it that should be prefetched.
-  std::span<Unit* const> advance(Unit* unit, const Depth& depth) {
+  // Records that `unit` is used, `again` by a recomputation; returns the units recorded after it that should
+  // be prefetched.
+  std::span<Unit* const> advance(Unit* unit, const Depth& depth, bool again = false) {
     // A unit of several modules is used by each of them in turn.
-    if (current_.empty() || current_.back() != unit) current_.push_back(unit);
+    if (current_.empty() || current_.back() != unit) current_.push_back(unit), current_uses_.push_back({});
+    current_uses_.back().add(again);
     if (position_ > 0 && recorded_[position_ - 1] == unit) --position_;
     auto found = std::find(recorded_.begin() + static_cast<std::ptrdiff_t>(position_), recorded_.end(), unit);
     if (found == recorded_.end()) return {};
@@ -61,7 +67,20 @@ class PrefetchOrder {
   }
 
   // The pass is complete. Not called after an exception, so that a partial pass is never recorded.
-  void end() { recorded_.swap(current_); }
+  void end() {
+    recorded_.swap(current_);
+    recorded_uses_.swap(current_uses_);
+  }
+
+  // Whether a recomputation, which has used `unit` last, uses it again next, or backward does if it is a
+  // slice. Note [What a recomputation uses again].
+  bool again_next(const Unit* unit) const {
+    if (position_ == 0 || recorded_[position_ - 1] != unit) return false;
+    if (current_.empty() || current_.back() != unit) return false;
+    const Uses &now = current_uses_.back(), &all = recorded_uses_[position_ - 1];
+    if (now.others) return false;
+    return now.again < all.again || (unit->calls.empty() && all.others);
+  }
 
   // Whether `unit` was used last and is the last one of the recorded pass.
   bool ends_with(const Unit* unit) const {
@@ -69,8 +88,19 @@ class PrefetchOrder {
   }
 
  private:
-  std::vector<Unit*> recorded_;
-  std::vector<Unit*> current_;
+  // Of one unit, with no other one's between them: by a recomputation before any others; whether there are
+  // others.
+  struct Uses {
+    size_t again = 0;
+    bool others = false;
+    void add(bool is_again) {
+      others |= !is_again;
+      again += !others;
+    }
+  };
+
+  std::vector<Unit*> recorded_, current_;
+  std::vector<Uses> recorded_uses_, current_uses_;  // one per unit above
   size_t position_ = 0;
 };
 

@@ -69,7 +69,7 @@ at::Tensor SliceProvider::acquire(int64_t param, int64_t slice) {
   const Piece& piece = p.pieces()[slice];
   if (piece.replicated)
     return p.local().narrow(0, piece.local_begin, piece.local_count).to(p.compute_dtype());
-  return units_.begin_slice(unit_of(p, slice));
+  return units_.begin_slice(unit_of(p, slice), !stack_.empty());
 }
 
 void SliceProvider::release(int64_t param, int64_t slice) noexcept {

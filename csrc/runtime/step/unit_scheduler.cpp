@@ -121,16 +121,16 @@ void UnitScheduler::wait_unshard(Unit& unit) {
   state.phase = Phase::Unsharded;
 }
 
-void UnitScheduler::use(Unit& unit) {
+void UnitScheduler::use(Unit& unit, bool again) {
   UnitState& state = state_of(unit);
-  const bool again = stale(unit);
+  const bool old = stale(unit);
   const int64_t gathers = statistics_.gathers;
-  if (state.phase == Phase::Unsharding && again) wait_unshard(unit);
-  if (state.phase == Phase::Sharded || again) unshard(unit);
+  if (state.phase == Phase::Unsharding && old) wait_unshard(unit);
+  if (state.phase == Phase::Sharded || old) unshard(unit);
   if (!step_.in_backward && std::exchange(state.epoch, step_.epoch) != step_.epoch) state.used_by.clear();
   std::span<Unit* const> ahead;
   if (step_.in_backward)
-    ahead = backward_order_.advance(&unit, depth_);
+    ahead = backward_order_.advance(&unit, depth_, again);
   else if (step_.root_forward)
     ahead = forward_order_.advance(&unit, step_.grad_forward ? kept_depth_ : depth_);
   for (Unit* next : ahead) {
@@ -143,8 +143,8 @@ void UnitScheduler::use(Unit& unit) {
   if (state.phase == Phase::Unsharding) wait_unshard(unit);
 }
 
-void UnitScheduler::begin_use(Unit& unit) {
-  use(unit);
+void UnitScheduler::begin_use(Unit& unit, bool again) {
+  use(unit, again);
   assert_state(unit, state_of(unit).phase == Phase::Unsharded, "be read");
   ++state_of(unit).running;
 }
@@ -182,7 +182,7 @@ void UnitScheduler::release(Unit& unit) noexcept {
 void UnitScheduler::begin_forward() { forward_order_.begin(); }
 
 void UnitScheduler::begin_call(Call& call) {
-  for (Unit* unit : call.units) begin_use(*unit);
+  for (Unit* unit : call.units) begin_use(*unit, step_.in_backward);
 }
 
 void UnitScheduler::end_call(Call& call, bool failed) {
@@ -204,7 +204,7 @@ void UnitScheduler::reshard_after_forward(Call& call, Unit& unit, bool failed) {
   if (state.needs.has(Need::Graph)) return need(unit, Need::Backward);
   const bool stays = state.stays_after_forward.value_or(state.stays_if_kept && traits(unit.mode).kept);
   if (step_.in_backward) {  // a recomputation
-    if (!call.hold && !stays) reshard(unit);
+    if (!call.hold && !stays && !backward_order_.again_next(&unit)) reshard(unit);
     return;
   }
   if (stays) return need(unit, Need::Script);
@@ -420,15 +420,16 @@ void UnitScheduler::forget_reductions() {
   if (hybrid_) hybrid_->forget();
 }
 
-const at::Tensor& UnitScheduler::begin_slice(Unit& slice) {
-  begin_use(slice);
+const at::Tensor& UnitScheduler::begin_slice(Unit& slice, bool in_call) {
+  begin_use(slice, in_call && step_.in_backward);
   return slice.slots[0].full();
 }
 
 void UnitScheduler::end_slice(Unit& slice) noexcept {
   if (state_of(slice).running == 0) return;  // begin_slice has failed
   end_use(slice);
-  if (state_of(slice).running == 0) release(slice);
+  if (state_of(slice).running > 0 || (step_.in_backward && backward_order_.again_next(&slice))) return;
+  release(slice);
 }
 
 void UnitScheduler::slice_gradient_arrived(Unit& slice, at::Tensor gradient) {

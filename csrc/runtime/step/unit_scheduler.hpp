@@ -86,7 +86,8 @@ class UnitScheduler {
   void abort();
 
   // --- slices of split weights
-  const at::Tensor& begin_slice(Unit& slice);  // Unsharded until its last end_slice
+  // Unsharded until its last end_slice. `in_call`: of a module, not in backward.
+  const at::Tensor& begin_slice(Unit& slice, bool in_call);
   void end_slice(Unit& slice) noexcept;
   void slice_gradient_arrived(Unit& slice, at::Tensor gradient);
 
@@ -122,12 +123,13 @@ class UnitScheduler {
   // --- transitions: Note [Unit states]
   void unshard(Unit& unit);
   void wait_unshard(Unit& unit);
-  void begin_use(Unit& unit);  // unshards it if need be, and prefetches the next ones
+  // `again`: by a recomputation.
+  void begin_use(Unit& unit, bool again);  // unshards it if need be, and prefetches the next ones
   void end_use(Unit& unit) { --state_of(unit).running; }
   void need(Unit& unit, Need need);
   void reshard(Unit& unit);
-  void release(Unit& unit) noexcept;  // what reshard does, also after an exception, whoever reads it
-  void use(Unit& unit);               // any -> Unsharded, for a call or its backward
+  void release(Unit& unit) noexcept;         // what reshard does, also after an exception, whoever reads it
+  void use(Unit& unit, bool again = false);  // any -> Unsharded, for a call or its backward
   void assert_state(const Unit& unit, bool holds, const char* transition) const;
 
   UnitState& state_of(const Unit& unit) { return states_[unit.index]; }

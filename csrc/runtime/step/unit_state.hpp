@@ -18,7 +18,8 @@
 //
 //   at the end of            unless
 //   a call in forward        running; needs Gradients, Graph, Script, Backward; other calls of it are to come
-//   a call in recomputation  running; needs Gradients, Graph; the call holds it; the script wants it to stay
+//   a call in recomputation  running; needs Gradients, Graph; the call holds it; the script wants it to stay;
+//                            Note [What a recomputation uses again]
 //   the forward              needs Backward, Script
 //   its backward             running, readers, gradients are to come; needs Graph, Recomputation
 //   the backward of all      running; needs Graph, Script; Backward, if this backward did not reach it

@@ -43,7 +43,25 @@ class Bound {
     return traits(c.mode).kept ? sharded(c.mode) / micro_batches() : sharded(c.mode);
   }
 
-  double saved(const PlainPlan::Choice& c) const {
+  double saved(const PlainPlan::Choice& c) const { return at_forwards_end(c) + at_recomputations_end(c); }
+
+  // Of how many collectives `taken` is the sum, at most; each may be rounded in the simulator.
+  int64_t collectives(const PlainPlan::Choice& c) const {
+    return 6 + (c.granularity > 1 ? 4 * c.sharded_slices * at_.slice_calls : at_.forward_gathers);
+  }
+
+ private:
+  // --- saved
+
+  // Another operator's slice may be what a recomputation has used last, which is still there for backward.
+  double at_recomputations_end(const PlainPlan::Choice& c) const {
+    if (c.granularity > 1 || recompute_ == Recompute::None || at_.lets_slice_bytes == 0) return 0;
+    const bool requested = traits(c.mode).sharded && !(traits(c.mode).kept && request_.space.stage.once());
+    if (requested && !at_.lets_any) return 0;
+    return in_backward(Kind::Gather, links_.gather(at_.lets_slice_bytes, Mode::FullShard));
+  }
+
+  double at_forwards_end(const PlainPlan::Choice& c) const {
     const bool one = c.granularity == 1, sharded = traits(c.mode).sharded, kept = traits(c.mode).kept;
     if (one && sharded && !kept) {
       if (at_.ends_forward_gathers == 0) return 0;
@@ -54,12 +72,6 @@ class Bound {
     return lets_another_end ? most_in_any_mode(at_.lets_end_bytes, at_.lets_end_gathers) : 0;
   }
 
-  // Of how many collectives `taken` is the sum, at most; each may be rounded in the simulator.
-  int64_t collectives(const PlainPlan::Choice& c) const {
-    return 6 + (c.granularity > 1 ? 4 * c.sharded_slices * at_.slice_calls : at_.forward_gathers);
-  }
-
- private:
   // --- collectives
 
   bool several_hosts() const { return device_.hosts > 1; }
@@ -167,11 +179,15 @@ class Bound {
     const bool again = recompute_ != Recompute::None;
     // Look-ups read no slice in backward.
     const int64_t reads_again = std::max<int64_t>(0, at_.slice_calls - op_.look_ups) + (again ? 1 : 0);
-    const double of_slices = slices.of_each([&](int64_t lines) {
+    double largest = 0;
+    double of_slices = slices.of_each([&](int64_t lines) {
+      largest = std::max(largest, in_backward(Kind::Gather, gathered(lines)));
       return static_cast<double>(at_.slice_calls) *
                  (in_forward(gathered(lines)) + in_backward(Kind::Reduction, reduced(lines))) +
              static_cast<double>(reads_again) * in_backward(Kind::Gather, gathered(lines));
     });
+    // The slice that a recomputation has used last may still be there.
+    if (again && at_.slice_calls > op_.look_ups && at_.recomputed_last) of_slices -= largest;
     const int64_t beside = sent_ - (weight.trainable ? weight.reduce_bytes() : 0);
     const Seconds others = links_.all_reduce(beside), replicated = links_.all_reduce(sent(slices.replicated));
     const double whole =

@@ -33,7 +33,10 @@ std::vector<int64_t> sizes_of(const Operator& op) {
                              at.lets_end_bytes,
                              at.ends_forward_gathers,
                              at.lets_end_gathers,
-                             at.slice_calls};
+                             at.slice_calls,
+                             at.recomputed_last,
+                             at.lets_any,
+                             at.lets_slice_bytes};
   for (const auto& [number, seconds] : op.slices_s)
     sizes.insert(sizes.end(), {number, std::bit_cast<int64_t>(seconds)});
   for (const Tensor& t : op.tensors)

@@ -55,6 +55,7 @@ class Positions {
                op.recompute_s_per_sample == 0 && op.recompute_s_fixed == 0;
     }
     set_ends();
+    set_recomputed_last();
     set_neighbours();
   }
 
@@ -147,6 +148,30 @@ class Positions {
     if (saved.empty()) return;
     StepPosition& last = model_.operators[saved[0].op].position;
     last.ends_forward_bytes = saved[0].bytes, last.ends_forward_gathers = saved[0].gathers;
+  }
+
+  // A block's last operator with parameters requests its unit or its slices last, unless it is replicated, or
+  // its unit is requested for a module around it. Slices of tied operators may be acquired anywhere.
+  void set_recomputed_last() {
+    std::vector<int> last(model_.blocks.size(), -1);
+    for (size_t i = 0; i < model_.operators.size(); ++i)
+      if (model_.operators[i].block >= 0 && manner_.places[i].parameters)
+        last[model_.operators[i].block] = static_cast<int>(i);
+    for (size_t i = 0; i < model_.operators.size(); ++i) {
+      Operator& op = model_.operators[i];
+      if (op.block < 0 || !manner_.places[i].parameters) continue;
+      const int at = static_cast<int>(i), end = last[op.block];
+      op.position.recomputed_last = at == end || op.position.slice_calls > 1;
+      if (at == end) {
+        const std::vector<Span>& calls = manner_.places[i].calls;
+        op.position.lets_any = calls.size() != 1 || calls[0] != Span{at, at};
+      } else if (op.split_tensor >= 0) {  // a slice is at most half of it, and half a line
+        const int64_t bytes = op.tensors[op.split_tensor].compute_bytes();
+        const int64_t lines = std::max<int64_t>(1, std::min(op.out_features, op.in_features));
+        int64_t& most = model_.operators[end].position.lets_slice_bytes;
+        most = std::max(most, bytes / 2 + bytes / lines + 1);
+      }
+    }
   }
 
   // Whether the operator's unit has no other operator as large, is gathered once in forward, right before the

@@ -33,9 +33,10 @@ std::vector<int64_t> signature(const Operator& op, bool positions, bool pairs) {
                            picoseconds(op.recompute_s_fixed, "operator", op.name)};
   if (positions) {
     const StepPosition& at = op.position;
-    key.insert(key.end(), {at.latency, at.forward_gathers, at.gathered_again, at.end_unknown, at.first,
-                           at.ends_forward_bytes, at.lets_end_bytes, at.ends_forward_gathers,
-                           at.lets_end_gathers, at.slice_calls});
+    key.insert(key.end(),
+               {at.latency, at.forward_gathers, at.gathered_again, at.end_unknown, at.first,
+                at.ends_forward_bytes, at.lets_end_bytes, at.ends_forward_gathers, at.lets_end_gathers,
+                at.slice_calls, at.recomputed_last, at.lets_any, at.lets_slice_bytes});
   }
   if (pairs) {
     for (const NeighbourPair* p : {&op.position.earlier, &op.position.later})

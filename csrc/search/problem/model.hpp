@@ -60,6 +60,11 @@ struct StepPosition {
   // without, if this operator is sharded, and how much more may be saved if it is replicated.
   int64_t ends_forward_bytes = 0, lets_end_bytes = 0;
   int64_t ends_forward_gathers = 0, lets_end_gathers = 0;
+  // What a recomputation requests last stays gathered if backward begins with it. Whether that may be a slice
+  // of this operator, whatever the others' options; and the most bytes of one of another operator if this one
+  // is replicated, or (`lets_any`) whatever its option.
+  bool recomputed_last = false, lets_any = false;
+  int64_t lets_slice_bytes = 0;
   NeighbourPair earlier{}, later{};
   int64_t slice_calls = 1;  // calls in a forward that acquire its slices, if it is split; one per module
   bool operator==(const StepPosition&) const = default;

@@ -178,6 +178,18 @@ class OptionBound {
   }
   // What the option lets backward save, in the bound.
   double saved(const Candidate& c) const {
+    const bool stays = traits(c.mode).kept && space_.stage.once();  // is requested in one micro-batch alone
+    const bool lets = c.granularity == 1 && (!traits(c.mode).sharded || stays || at_.lets_any);
+    return end_saved(c) + (lets && recompute_ != Recompute::None ? most_slice_saved() : 0);
+  }
+  // The gather of another operator's slice that a recomputation has used last.
+  double most_slice_saved() const {
+    if (at_.lets_slice_bytes == 0) return 0;
+    const Transfer t = links_.gather(at_.lets_slice_bytes, Mode::FullShard);
+    const Half& b = halves_.backward;
+    return b.of(t) + (space_.gather.most < kLargestSum ? b.exposed(t) : 0);
+  }
+  double end_saved(const Candidate& c) const {
     const bool replicated = c.granularity == 1 && !traits(c.mode).sharded;
     const bool freed = c.granularity == 1 && traits(c.mode).sharded && !traits(c.mode).kept;
     if (!replicated && !freed && !at_.end_unknown) return 0;
@@ -285,6 +297,8 @@ class OptionBound {
              b.of_reduction(reduce_of(part)) * calls;
     });
     const int64_t slice = parts.bytes(weight.compute_bytes(), parts.small);
+    const bool stays = again && products > 0 && at_.recomputed_last;  // the slice that backward begins with
+    if (stays) sum -= b.of(gather_of(parts.large)) + (waited_for(slice) ? b.exposed(gather) : 0);
     // Slices that do not fit beside each other are gathered one by one, each after the reduction of the one
     // before it.
     if (waited_for(2 * slice)) {
@@ -351,9 +365,9 @@ double shift_s(const Operator& op, const OptionBound& bound) {
   for (const Mode mode : {Mode::NoShard, Mode::FullShard, Mode::HybridShard}) {
     Candidate c;
     c.mode = mode;
-    most = std::max(most, bound.saved(c));
+    most = std::max(most, bound.end_saved(c));
   }
-  return most + bound.most_of_pair(op.position.earlier);
+  return most + bound.most_slice_saved() + bound.most_of_pair(op.position.earlier);
 }
 
 }  // namespace

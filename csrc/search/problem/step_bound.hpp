@@ -14,7 +14,8 @@
 //
 // What is counted, so that no grouping into units and no timing is faster:
 //   gathers     the fewest that a step submits: one in forward, one in backward unless the unit is kept, one
-//               for a recomputation that frees it; none in backward for the unit that ends forward.
+//               for a recomputation that frees it; none in backward for the unit that ends forward, nor for
+//               the slice that a recomputation has used last, if backward begins with it.
 //   latencies   one for each unit that no grouping avoids: small operators may share that of a large one
 //               beside them or, where there is none, of a unit as large as any, and replicated ones that of
 //               a bucket.

@@ -212,9 +212,21 @@ class Writer {
   }
   void use(int unit) {
     if (step_.units[unit].once && accumulates_) return;  // it has stayed
+    if (released_ < program_.instructions.size()) {
+      const bool next = program_.instructions[released_].what == unit;
+      if (next &&
+          (phase_ == StepPhase::Recompute || (phase_ == StepPhase::Backward && step_.units[unit].slice)))
+        program_.instructions.erase(program_.instructions.begin() + static_cast<std::ptrdiff_t>(released_));
+      released_ = kNone;
+    }
     // A unit of several modules is requested by each of them.
     if (program_.order.empty() || program_.order.back() != unit) program_.order.push_back(unit);
     add(Kind::Use, unit).position = program_.order.size() - 1;
+  }
+  void release(int unit) {
+    const bool last = phase_ == StepPhase::Recompute && program_.order.back() == unit;
+    released_ = last ? program_.instructions.size() : kNone;
+    add(Kind::Release, unit);
   }
   void compute(int i, int64_t ps) {
     if (ps > 0) add(Kind::Compute, i).ps = ps;
@@ -240,7 +252,7 @@ class Writer {
     for (int n : slices_[i]) {
       use(uses_[n].unit);
       compute(i, each);
-      add(Kind::Release, uses_[n].unit);
+      release(uses_[n].unit);
     }
     memory(-work);
   }
@@ -283,7 +295,7 @@ class Writer {
       forward_of(i);
       for (int u : ends_[i]) {
         const bool in_backward = recomputation_ == Recomputation::AfterUse && ends_at(u, block_end_[block]);
-        if (!step_.blocks[block].hold && !step_.units[u].keeps && !in_backward) add(Kind::Release, u);
+        if (!step_.blocks[block].hold && !step_.units[u].keeps && !in_backward) release(u);
       }
     }
     phase_ = StepPhase::Backward;
@@ -403,7 +415,10 @@ class Writer {
   const ByOperator completes_;   // units whose last gradient is an operator's
   const ByOperator fills_;       // buckets whose last gradient is an operator's
   std::vector<int> block_end_, block_begin_;
+  static constexpr size_t kNone = ~size_t{0};
   Program program_;
+  // The release, in a recomputation, of the unit that was requested last.
+  size_t released_ = kNone;
   StepPhase phase_ = StepPhase::Forward;
   int ends_forward_ = -1;
   bool accumulates_ = false, last_ = true;  // not the first micro-batch; the last one

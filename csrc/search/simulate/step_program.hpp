@@ -6,11 +6,12 @@
 // forward stay gathered. Backward, from the last operator: the call's unit is requested; when the last
 // gradient of a unit is complete, the unit is released and its reduction submitted; when the last gradient of
 // a bucket is complete, its all-reduce. Before the backward of a recomputed block's last operator, the
-// block's forward runs again; its units are released at once or held. Slices are requested one after the
-// other, in backward from the last one, and each waits for the previous reduction before it submits its own.
-// On streams every reduction waits for the previous one. At the end of backward all reductions are awaited;
-// micro-batches run one after the other; then comes the optimizer's step. The order of requests does not
-// depend on any duration.
+// block's forward runs again; its units are released at once or held. But what it requests again next stays
+// gathered: a unit of several of its modules, and the slice with which backward begins. Slices are requested
+// one after the other, in backward from the last one, and each waits for the previous reduction before it
+// submits its own. On streams every reduction waits for the previous one. At the end of backward all
+// reductions are awaited; micro-batches run one after the other; then comes the optimizer's step. The order
+// of requests does not depend on any duration.
 // In a stage of a pipeline, what is communicated once a step (StepUnit::once, Step::buckets_once) is gathered
 // in the first micro-batch, and its gradients are added up until the last one.
 //

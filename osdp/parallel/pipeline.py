@@ -74,7 +74,10 @@ class Pipeline:
         losses: list[Tensor] = []
         random = self._random_state()
         try:
-            self.schedule.step(*args, target=target if self.last else None, losses=losses, **kwargs)
+            # Outputs of a whole step (logits) would be held until its end, to be returned.
+            self.schedule.step(
+                *args, target=target if self.last else None, losses=losses, return_outputs=False, **kwargs
+            )
         except Exception as error:
             ending = end_of_pipeline(self.plan, self.stage, self.mesh, error)
             if ending is error:

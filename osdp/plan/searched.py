@@ -76,3 +76,5 @@ class Stage:
     micro_batches: Annotated[int, AtLeast(1)]  # of a step; equals the plan's accumulation
     tensor_parallel: Annotated[int, AtLeast(1)]  # ranks that share each operator
     collectives: Mapping[str, OperatorCollectives]  # of operators that communicate among these
+    # That the schedule holds throughout: Note [What a schedule holds] in osdp/planning/degrees/schedule_memory.py.
+    held_bytes: Annotated[int, AtLeast(0)] = 0

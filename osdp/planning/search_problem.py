@@ -66,11 +66,11 @@ class SearchProblem:
         """The C++ planner of this problem."""
         searched = self.searched
         model = make_model(
-            self.description,
+            self._without_held_inputs(),
             self.hardware,
             self.precision,
             searched.whole,
-            self._beside_tensors(),
+            self._held_always(),
             self.kernels_batch(),
             None if searched.stage is None else searched.stage.collectives,
         )
@@ -114,11 +114,18 @@ class SearchProblem:
 
     def around_operators(self) -> tuple[list[tuple[str, int]], int, int]:
         """What a core model has besides operators."""
-        return around_operators(self.description, self._beside_tensors())
+        return around_operators(self._without_held_inputs(), self._held_always())
 
-    def _beside_tensors(self) -> int:
+    def _without_held_inputs(self) -> ModelDescription:
+        """A stage holds the inputs of all micro-batches throughout (`Stage.held_bytes`), not of those in flight."""
+        d = self.description
+        return d if self.searched.stage is None else dataclasses.replace(d, input_bytes_per_sample=0)
+
+    def _held_always(self) -> int:
+        """Besides operators' state and buffers."""
         hosts, searched = self.searched.hosts, self.searched
-        return total(
+        held = 0 if searched.stage is None else searched.stage.held_bytes
+        return held + total(
             beside_tensors(
                 self.description,
                 self.hardware,

@@ -106,6 +106,7 @@ def trains(
         tokens, targets = batch(step)
         mine = slice(replica * size, (replica + 1) * size)
         found = pipe.step(tokens[mine], target=targets[mine])
+        assert not pipe.schedule._stage.output_chunks  # logits of a whole step
         wanted = loss_of(whole(tokens), targets)
         wanted.backward()
         torch.testing.assert_close(found.double(), wanted.detach(), rtol=1e-6, atol=0)

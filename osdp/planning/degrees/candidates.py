@@ -19,6 +19,7 @@ from osdp.planning.degrees.chain import Chain, with_end_last
 from osdp.planning.degrees.collectives import collectives_of
 from osdp.planning.degrees.layout import Degrees, Layout
 from osdp.planning.degrees.local_operators import LocalOperators
+from osdp.planning.degrees.schedule_memory import last_outputs
 from osdp.planning.optimizer_states import OptimizerState
 from osdp.planning.search_problem import SearchProblem
 
@@ -53,7 +54,9 @@ class Sharing:
             precision,
             ranks,
         )
-        self.chain = Chain(LocalOperators(with_end_last(description), styles, ranks).local)
+        local = LocalOperators(with_end_last(description), styles, ranks).local
+        outputs = last_outputs(description, styles, ranks, precision)
+        self.chain = Chain(dataclasses.replace(local, output_bytes_per_sample=outputs))
         self._collectives: dict[int, dict[str, OperatorCollectives]] = {}
         self._seconds: dict[int, list[float]] = {}
         self._contents: dict[int, list[int]] = {}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from osdp.description.model_description import ModelDescription, Operator, is_in, modules_around
 from osdp.errors import InvalidProblemError
+from osdp.planning.degrees.linear_shapes import rows_of
 from osdp.planning.degrees.local_operators import WORK, WORK_FIXED
 
 
@@ -177,7 +178,6 @@ def _reads(o: Operator | None) -> int:
     if o is None:
         return 0
     if o.split_shape is not None and o.multiplies and o.parameters:
-        rows = o.flops_per_sample // (2 * o.split_shape[0] * o.split_shape[1] * max(1, o.calls))
         elements = max(1, sum(p.elements for p in o.parameters))
-        return rows * o.split_shape[1] * (o.parameter_bytes // elements)
+        return rows_of(o) * o.split_shape[1] * (o.parameter_bytes // elements)
     return o.saved_bytes_per_sample

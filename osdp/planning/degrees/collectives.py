@@ -20,10 +20,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from osdp import _search
-from osdp.description.model_description import ModelDescription, Operator
+from osdp.description.model_description import ModelDescription
 from osdp.hardware.hardware import Hardware
 from osdp.plan.searched import OperatorCollectives
 from osdp.planning.core_inputs import computing_dtypes, itemsize, make_device
+from osdp.planning.degrees.linear_shapes import features, rows_of
 
 
 def collectives_of(
@@ -45,7 +46,7 @@ def collectives_of(
             computing_dtypes(description, precision).items(), description.operators, strict=True
         )
     }
-    most_rows = max((_rows(o) for o in description.operators), default=0)
+    most_rows = max((rows_of(o) for o in description.operators), default=0)
     last = next((o.name for o in reversed(description.operators) if o.parameters), "")
 
     def seconds(kind: str, size: int) -> float:
@@ -57,8 +58,8 @@ def collectives_of(
         style = styles.get(o.name, "")
         if not o.parameters or not style or style == "sequence":
             continue
-        rows, width = (_rows(o) or most_rows) * batch, widths[o.name]
-        outputs, inputs = _features(o)
+        rows, width = (rows_of(o) or most_rows) * batch, widths[o.name]
+        outputs, inputs = features(o)
         forward = backward = 0.0
         if style == "rowwise":
             if sequence:
@@ -84,18 +85,3 @@ def collectives_of(
         if forward or backward:
             found[o.name] = OperatorCollectives(forward, backward)
     return found
-
-
-def _rows(o: Operator) -> int:
-    """Rows of a linear's products for each sample."""
-    if o.split_shape is None or not o.multiplies:
-        return 0
-    return o.flops_per_sample // (2 * o.split_shape[0] * o.split_shape[1] * max(1, o.calls))
-
-
-def _features(o: Operator) -> tuple[int, int]:
-    """(out, in) of a linear; of an embedding its width, twice."""
-    if o.split_shape is not None and o.multiplies:
-        return o.split_shape
-    shape = next((p.shape for p in o.parameters if len(p.shape) == 2), (0, 0))
-    return (shape[1], shape[1]) if o.kind == "Embedding" else (shape[0], shape[1])

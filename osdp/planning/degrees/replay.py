@@ -12,6 +12,7 @@ from osdp.planning.core_choices import core_plan
 from osdp.planning.degrees.candidates import Sharing
 from osdp.planning.degrees.cuts import with_sends
 from osdp.planning.degrees.layout import Degrees, Layout
+from osdp.planning.degrees.schedule_memory import schedule_bytes
 from osdp.planning.degrees.stage_search import times_of
 from osdp.planning.degrees.styles import styles_of
 from osdp.planning.search_problem import SearchProblem
@@ -80,6 +81,9 @@ def _wrong_stage(plan: ParallelPlan, index: int) -> str:
     waits = {n: c for n, c in sharing.collectives(plan.micro_batch_size).items() if n in operators}
     if dict(searched.stage.collectives) != waits:
         return "its collectives of tensor parallelism are not those of its operators"
+    held = schedule_bytes(sharing.chain, first, end, plan.micro_batch_size, plan.micro_batches)
+    if searched.stage.held_bytes != held:
+        return f"it counts {searched.stage.held_bytes} bytes that the schedule holds, which are {held}"
     if made.memory_limit_bytes != plan.memory_limit_bytes:
         return f"its memory limit is {made.memory_limit_bytes}"
     return ""

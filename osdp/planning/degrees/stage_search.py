@@ -12,6 +12,7 @@ from osdp.hardware.hardware import Hardware
 from osdp.plan.plan import Plan
 from osdp.plan.searched import Searched, Stage
 from osdp.planning.degrees.candidates import Candidate, Sharing
+from osdp.planning.degrees.schedule_memory import schedule_bytes
 from osdp.planning.plan_builder import plan_of
 from osdp.planning.search_problem import SearchProblem
 
@@ -99,6 +100,7 @@ class StageSearches:
             collectives={
                 name: c for name, c in self.sharing.collectives(self.batch).items() if name in names
             },
+            held_bytes=schedule_bytes(self.chain, first, end, self.batch, self.micro_batches),
         )
         searched = self.manner.searched
         problem = SearchProblem(
@@ -210,7 +212,7 @@ def _uniform_plans(
 ) -> list[tuple[StageResult, int]]:
     """That gathers ahead as far as two units, and that does not; each with what a further micro-batch in flight holds."""
     d = problem.description
-    others = batch * (d.input_bytes_per_sample + d.output_bytes_per_sample)
+    others = batch * d.output_bytes_per_sample  # inputs of all are held throughout
     for o in d.operators:
         if o.block is None or way == "none":
             others += batch * o.saved_bytes_per_sample + o.saved_bytes_fixed

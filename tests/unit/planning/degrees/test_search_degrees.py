@@ -35,8 +35,10 @@ def test_the_answer_is_data_that_verifies() -> None:
     assert "> forward" in str(timeline)
 
 
-@pytest.mark.parametrize("schedule", _search.SCHEDULES)
-@pytest.mark.parametrize(("memory", "stages"), [("3MiB", 2), ("5MiB", 4)])
+@pytest.mark.parametrize(
+    ("memory", "stages", "schedule"),
+    [("3MiB", 2, "1f1b"), ("5MiB", 4, "1f1b"), ("7MiB", 2, "gpipe"), ("11MiB", 4, "gpipe")],
+)
 def test_plans_of_one_mode_verify_as_searched_ones_do(memory: str, stages: int, schedule: str) -> None:
     """Their peak with several micro-batches in flight is derived from that with one."""
     plan = searched(memory=memory, pipeline_parallel=stages, schedule=schedule, global_batch_size=32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Annotated
@@ -89,6 +89,15 @@ class HostMemory:
 
 
 @dataclass(frozen=True)
+class InsideHosts:
+    """The collectives of the ranks of one host, all hosts at the same time, on a machine of several hosts."""
+
+    all_gather: Collective
+    reduce_scatter: Collective
+    all_reduce: Collective
+
+
+@dataclass(frozen=True)
 class Measured:
     """The machine that `osdp.profile` ran on, and the times of two fixed jobs, which tell whether the machine or
     its speed has changed since (`osdp.hardware.this_machine`).
@@ -153,12 +162,28 @@ class Hardware(InFile):
     protocols: tuple[Protocol, ...] = ()
     # None: the device's memory is the host's, or it was not measured; nothing can be planned to be offloaded.
     host_memory: HostMemory | None = None
+    # Where `all_gather` and the others were measured over several hosts of several ranks each; None: they are of one
+    # host, or links are alike.
+    inside_hosts: InsideHosts | None = None
     measured: Measured | None = None  # None: public figures, or an older profile
 
     @property
     def label(self) -> str:
         """The name, and whether the figures were measured there or are published ones."""
         return f"{self.name} ({'measured' if self.measured is not None else 'assumed'})"
+
+    def inside_a_host(self) -> Hardware:
+        """The machine, to a group of ranks of one host."""
+        inside = self.inside_hosts
+        if inside is None:
+            return self
+        return replace(
+            self,
+            all_gather=inside.all_gather,
+            reduce_scatter=inside.reduce_scatter,
+            all_reduce=inside.all_reduce,
+            inside_hosts=None,
+        )
 
     def bare_step_s(self, batch_size: int) -> float:
         """Seconds of a forward and backward of the profiled model on one rank, without communication; 0.0 if
@@ -201,8 +226,11 @@ def _problems(hardware: Hardware) -> Iterator[tuple[str, str]]:
         if not 0 <= getattr(hardware, name) <= 100:
             yield name, f"must be between 0 and 100, got {getattr(hardware, name)}"
     seconds = {"optimizer_s_per_byte": hardware.optimizer_s_per_byte}
-    for name in ("all_gather", "reduce_scatter", "all_reduce", "between_hosts", "communication_delay"):
-        if (link := getattr(hardware, name)) is not None:
+    links = {n: getattr(hardware, n) for n in ("between_hosts", "communication_delay")}
+    for where, of in (("", hardware), ("inside_hosts.", hardware.inside_hosts)):
+        links |= {f"{where}{n}": getattr(of, n, None) for n in ("all_gather", "reduce_scatter", "all_reduce")}
+    for name, link in links.items():
+        if link is not None:
             seconds |= {f"{name}.alpha_s": link.alpha_s, f"{name}.beta_s_per_byte": link.beta_s_per_byte}
     if (host := hardware.host_memory) is not None:
         seconds |= {

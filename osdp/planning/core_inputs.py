@@ -116,8 +116,9 @@ def make_device(hardware: Hardware, ranks: int, hosts: int = 1, paper: bool = Fa
     """The machine of `ranks` ranks, spread over `hosts`."""
     # If links between hosts were not measured, all links are assumed to be alike.
     between = hardware.between_hosts or Collective(0.0, 0.0)
-    if hosts > 1 and hardware.between_hosts is None:
-        between = hardware.all_reduce
+    if hosts > 1:
+        between = hardware.between_hosts or hardware.all_reduce
+        hardware = hardware.inside_a_host()
     host = hardware.host_memory
     return _search.Device(
         ranks=ranks,

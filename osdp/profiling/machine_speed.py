@@ -16,7 +16,7 @@ from osdp import _C
 from osdp.hardware.alpha_beta_fit import fit
 from osdp.hardware.device_statistics import DeviceStatistics
 from osdp.hardware.device_timer import synchronize, timed
-from osdp.hardware.hardware import Collective
+from osdp.hardware.hardware import Collective, InsideHosts
 from osdp.ranks.process_groups import LaneGroup, lane_group
 
 SIZES = (2**12, 2**15, 2**18, 2**20, 2**22)  # bytes of the full tensor: from all latency to mostly transfer
@@ -43,21 +43,17 @@ _MOVED, _MOST_REPEATS = 2**21, 64  # bytes of full tensors in all, and no more c
 
 def measure_collectives(
     device: torch.device,
-    group: dist.ProcessGroup | None,
+    ours: _C.Collectives,
     world: int,
     seconds: float,
     sizes: Sequence[int] = SIZES,
 ) -> tuple[Collective, Collective, Collective]:
-    """Measure all_gather, reduce_scatter and all_reduce of the `world` ranks of `group` (None: the default
-    one), as the runtime executes them. Collective; takes about `seconds`.
+    """Measure all_gather, reduce_scatter and all_reduce of the `world` ranks of `ours`, as the runtime executes
+    them. Collective; takes about `seconds`.
 
     Every round runs several of every size and collective, so that a disturbance affects all of them; the fit
     uses the median over rounds, averaged over ranks.
     """
-    if world == 1:
-        nothing = Collective(0.0, 0.0)
-        return nothing, nothing, nothing
-    ours = lane_collectives(device, group)
     jobs: list[tuple[int, int, Callable[[], object]]] = []
     first = torch.zeros(_FIRST // 4, device=device)
     pool = max(max(sizes) + 4 * world, COLD if device.type == "cpu" else 0)
@@ -102,6 +98,28 @@ def measure_collectives(
         steps = (world - 1) * (2 if kind == 2 else 1)
         costs.append(fit(sent, [t / steps for t, (k, _, _) in zip(mean, jobs, strict=True) if k == kind]))
     return costs[0], costs[1], costs[2]
+
+
+def measure_inside_hosts(
+    device: torch.device,
+    group: dist.ProcessGroup | None,
+    hosts: Sequence[str],
+    seconds: float,
+    sizes: Sequence[int],
+) -> InsideHosts | None:
+    """The same inside each host, all at once; None unless there are several, with several ranks each and equally many.
+    `hosts`: of each rank, by name. Collective over all of `group`."""
+    lines = [[rank for rank, name in enumerate(hosts) if name == host] for host in dict.fromkeys(hosts)]
+    sizes_of = {len(line) for line in lines}
+    if len(lines) == 1 or len(sizes_of) > 1 or sizes_of == {1}:
+        return None
+    whole = group or dist.group.WORLD
+    assert whole is not None
+    name = lane_of(group, device).part(whole, lines, "profile")
+    mine = measure_collectives(device, _C.Collectives(name, device), len(lines[0]), seconds, sizes)
+    mean = torch.tensor([[c.alpha_s, c.beta_s_per_byte] for c in mine], device=device)
+    lane_collectives(device, group).all_reduce_mean([mean.view(-1)])
+    return InsideHosts(*(Collective(alpha, beta) for alpha, beta in mean.tolist()))
 
 
 def meet(lane: _C.Collectives, device: torch.device) -> None:

@@ -25,9 +25,11 @@ from osdp.profiling.device_memory import MemoryProbe
 from osdp.profiling.machine_speed import (
     collective_sizes,
     device_memory,
+    lane_collectives,
     lane_of,
     measure_collectives,
     measure_host_memory,
+    measure_inside_hosts,
     measure_optimizer,
     measure_rates,
 )
@@ -142,8 +144,11 @@ def _profile(
     begin("timing collectives")
     with failing_as("a collective failed during its measurement"):
         sizes = collective_sizes(device, ranks.group, ranks.world_size, seconds * 0.2)
-        costs = measure_collectives(device, ranks.group, ranks.world_size, seconds * 0.2, sizes)
+        costs, inside = (Collective(0.0, 0.0),) * 3, None
         if ranks.world_size > 1:
+            lane = lane_collectives(device, ranks.group)
+            costs = measure_collectives(device, lane, ranks.world_size, seconds * 0.2, sizes)
+            inside = measure_inside_hosts(device, ranks.group, hosts, seconds * 0.1, sizes)
             probe.communicated(lane_of(ranks.group, device))
 
     def measure_locally() -> dict[str, float]:
@@ -201,6 +206,8 @@ def _profile(
         all_gather=costs[0],
         reduce_scatter=costs[1],
         all_reduce=costs[2],
+        between_hosts=costs[2] if len(set(hosts)) > 1 else None,
+        inside_hosts=inside,
         flops_per_s=rates.pop("float32"),
         flops_per_s_by_dtype=rates,
         optimizer_s_per_byte=optimizer_s_per_byte,

@@ -38,6 +38,8 @@ def _rows(hardware: Hardware) -> list[tuple[str, str]]:
     for name in ("all_gather", "reduce_scatter", "all_reduce", "between_hosts"):
         if (link := getattr(hardware, name)) is not None:
             rows.append((f"{name.replace('_', '-')} ring step", _link(link)))
+    if (inside := hardware.inside_hosts) is not None:
+        rows.append(("all-gather inside a host", _link(inside.all_gather)))
     if hardware.protocols:
         algorithms: dict[str, list[str]] = {}
         for p in hardware.protocols:

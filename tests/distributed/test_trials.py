@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import socket
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -148,6 +149,25 @@ def is_measured_without(me: Member) -> None:
         modes = tried_modes(me, patch)
         hardware = osdp.profile(model, TOKENS, group=me.group, seconds=0.2)
     assert modes == [] and hardware.gamma_s and hardware.exposed_communication >= 1
+
+
+def hosts_of_two(me: Member) -> str:
+    was, socket.gethostname = socket.gethostname, lambda: "ab"[me.rank // 2]
+    try:
+        hardware = osdp.profile(group=me.group, seconds=0.1)
+    finally:
+        socket.gethostname = was
+    inside = hardware.inside_hosts
+    assert hardware.between_hosts == hardware.all_reduce and "on 2 hosts" in hardware.source
+    assert inside is not None and all(
+        0 < c.beta_s_per_byte < 1e-3 for c in (inside.all_gather, inside.all_reduce)
+    )
+    assert osdp.Hardware.loads(hardware.dumps()) == hardware
+    return hardware.dumps()
+
+
+def test_hosts_of_several_ranks_are_measured_inside_too(ranks):
+    assert len(set(ranks(hosts_of_two, world=4))) == 1
 
 
 def no_room(me: Member) -> None:

@@ -37,6 +37,10 @@ class Layout:
     ranks_per_host: int
 
     @property
+    def hosts(self) -> int:
+        return max(1, self.degrees.ranks // self.ranks_per_host)
+
+    @property
     def data_hosts(self) -> int:
         """Hosts over which a data-parallel group is spread, evenly."""
         spread = self.degrees.tensor * self.degrees.data
@@ -56,6 +60,8 @@ class Layout:
 
     def machine(self, hardware: Hardware) -> Hardware:
         """The machine of one data-parallel group."""
+        if self.hosts > 1 and self.data_hosts == 1:
+            hardware = hardware.inside_a_host()
         between = hardware.between_hosts
         if between is not None:
             # Not faster than inside a host: a ring waits for its slowest link.
@@ -68,7 +74,7 @@ class Layout:
         inside = (stage + 1) * spread % self.ranks_per_host != 0
         between = hardware.between_hosts
         if inside or between is None:
-            link = hardware.all_gather
+            link = (hardware.inside_a_host() if self.hosts > 1 else hardware).all_gather
             return link.alpha_s + size * link.beta_s_per_byte
         at_once = min(spread, self.ranks_per_host)  # ranks of a host that send
         return between.alpha_s + size * between.beta_s_per_byte * at_once

@@ -52,9 +52,8 @@ def _layout(plan: ParallelPlan) -> Layout:
 
 def _sharing(plan: ParallelPlan) -> Sharing:
     styles = styles_of(plan.description, plan.tp_plan)
-    return Sharing(
-        plan.description, styles, plan.hardware, plan.stages[0].plan.precision, plan.tensor_parallel
-    )
+    machine = plan.hardware.inside_a_host() if plan.hosts > 1 else plan.hardware
+    return Sharing(plan.description, styles, machine, plan.stages[0].plan.precision, plan.tensor_parallel)
 
 
 def _wrong_stage(plan: ParallelPlan, index: int) -> str:

@@ -15,7 +15,15 @@ import pytest
 
 import osdp
 from osdp.description.model_description import Kernel, Parameter
-from osdp.hardware.hardware import Collective, DeviceMemory, HostMemory, KernelRates, Measured, Protocol
+from osdp.hardware.hardware import (
+    Collective,
+    DeviceMemory,
+    HostMemory,
+    InsideHosts,
+    KernelRates,
+    Measured,
+    Protocol,
+)
 from osdp.plan.choice import MODES, RECOMPUTE, SPLITS
 from osdp.plan.plan import Plan
 from osdp.plan.precisions import PRECISIONS
@@ -119,6 +127,12 @@ INPUTS = (
     "hardware.all_reduce.beta_s_per_byte",
     "hardware.between_hosts.alpha_s",
     "hardware.between_hosts.beta_s_per_byte",
+    "hardware.inside_hosts.all_gather.alpha_s",
+    "hardware.inside_hosts.all_gather.beta_s_per_byte",
+    "hardware.inside_hosts.reduce_scatter.alpha_s",
+    "hardware.inside_hosts.reduce_scatter.beta_s_per_byte",
+    "hardware.inside_hosts.all_reduce.alpha_s",
+    "hardware.inside_hosts.all_reduce.beta_s_per_byte",
     "hardware.flops_per_s",
     "hardware.optimizer_s_per_byte",
     "hardware.host_memory.copy.alpha_s",
@@ -265,7 +279,9 @@ def plans() -> dict[str, Plan]:
         ),
         "hosts": osdp.search(
             gpt(2, 128), memory="24MiB", world_size=8, hosts=2, batch_size=2,
-            hardware=machine(8, between_hosts=Collective(1e-4, 2e-9)),
+            hardware=machine(
+                8, between_hosts=Collective(1e-4, 2e-9), inside_hosts=InsideHosts(*3 * (Collective(1e-6, 1e-10),))
+            ),
         ),
         "nccl": osdp.search(
             gpt(1, 64), memory="6MiB", world_size=8, hosts=2, batch_size=2,

@@ -261,7 +261,9 @@ def where_models_go(me: Member) -> None:
 def with_an_accelerator(me: Member) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.accelerator, "is_available", lambda: True)
-        patch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda"))
+        patch.setattr(
+            torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda")
+        )
         patch.setattr(torch.accelerator, "current_device_index", lambda: 1)
         where_models_go(me)
 

@@ -56,8 +56,8 @@ std::pair<size_t, size_t> span_of(const at::Tensor& t) {
   return {begin, begin + at::detail::computeStorageNbytes(t.sizes(), t.strides(), t.itemsize())};
 }
 
+// Of two tensors of one storage.
 bool overlap(const at::Tensor& one, const at::Tensor& other) {
-  if (one.storage().unsafeGetStorageImpl() != other.storage().unsafeGetStorageImpl()) return false;
   const auto [begin, end] = span_of(one);
   const auto [other_begin, other_end] = span_of(other);
   return std::max(begin, other_begin) < std::min(end, other_end);
@@ -105,15 +105,25 @@ std::vector<Owner> owners_of(const std::vector<at::Tensor>& tensors) {
   return owners;
 }
 
-const Parameter* part_of(const at::Tensor& tensor) {
-  if (!has_memory(tensor)) return nullptr;
+std::pair<size_t, const Parameter*> find_part(const std::vector<at::Tensor>& tensors,
+                                              const std::vector<Owner>& owners) {
+  std::unordered_multimap<const void*, size_t> others;  // by their storage
+  for (size_t i = 0; i < tensors.size(); ++i)
+    if (!owners[i].runtime && has_memory(tensors[i])) others.emplace(memory_of(tensors[i]).storage, i);
+  if (others.empty()) return {0, nullptr};
   for (const auto& runtime : live_runtimes()) {
     if (runtime->full_params().summoned()) continue;
-    for (const auto& parameter : runtime->shards().params())
-      for (const at::Tensor& own : {parameter->tensor(), parameter->tensor().grad()})
-        if (!parameter->whole() && has_memory(own) && overlap(tensor, own)) return parameter.get();
+    for (const auto& parameter : runtime->shards().params()) {
+      if (parameter->whole()) continue;
+      for (const at::Tensor& own : {parameter->tensor(), parameter->tensor().grad()}) {
+        if (!has_memory(own)) continue;
+        const auto [first, last] = others.equal_range(memory_of(own).storage);
+        for (auto it = first; it != last; ++it)
+          if (overlap(tensors[it->second], own)) return {it->second, parameter.get()};
+      }
+    }
   }
-  return nullptr;
+  return {0, nullptr};
 }
 
 bool has_reducer(const at::Tensor& tensor) {

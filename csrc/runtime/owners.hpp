@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 namespace osdp::runtime {
@@ -29,9 +30,10 @@ void remove_runtime(const Runtime& runtime);
 // nothing, because they are full on every rank.
 std::vector<Owner> owners_of(const std::vector<at::Tensor>& tensors);
 
-// The sharded parameter of whose rows, or of whose gradient's, the tensor is a view of some (`grad[:2]`);
-// null: of none. For tensors without an owner: it looks at every parameter.
-const Parameter* part_of(const at::Tensor& tensor);
+// A tensor without an owner (its index) that is a view of some of a sharded parameter's rows, or of its
+// gradient's (`grad[:2]`), and that parameter; null: there is none. `owners`: of the tensors.
+std::pair<size_t, const Parameter*> find_part(const std::vector<at::Tensor>& tensors,
+                                              const std::vector<Owner>& owners);
 
 // Whether the reducer of a DistributedDataParallel waits for the tensor's gradient.
 bool has_reducer(const at::Tensor& tensor);

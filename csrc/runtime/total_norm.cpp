@@ -31,14 +31,12 @@ bool has_parts(const Runtime& whole, const std::vector<PartOfWhole>& parts) {
 std::optional<at::Tensor> norm_over_ranks(const std::vector<at::Tensor>& tensors, double norm_type,
                                           bool error_if_nonfinite, const std::vector<PartOfWhole>& parts) {
   const std::vector<Owner> owners = owners_of(tensors);
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    const Parameter* parameter = owners[i].runtime ? nullptr : part_of(tensors[i]);
-    OSDP_CHECK(!parameter, Sharding, "OSDP: get_total_norm: tensor ", i,
-               " is a view of some of the rows of '", parameter->name(),
-               "' or its gradient on this rank, and ranks hold different rows. Give the whole "
-               "gradient, or take the norm of a part of the full one within osdp.summon_full_params(model, "
-               "with_grads=True)");
-  }
+  const auto [place, parameter] = find_part(tensors, owners);
+  OSDP_CHECK(!parameter, Sharding, "OSDP: get_total_norm: tensor ", place,
+             " is a view of some of the rows of '", parameter->name(),
+             "' or its gradient on this rank, and ranks hold different rows. Give the whole "
+             "gradient, or take the norm of a part of the full one within osdp.summon_full_params(model, "
+             "with_grads=True)");
   std::vector<const Runtime*> counts;
   for (const Owner& owner : owners) {
     const Runtime* by = counted_by(owner, parts);

@@ -172,10 +172,10 @@ class Hardware(InFile):
         """The name, and whether the figures were measured there or are published ones."""
         return f"{self.name} ({'measured' if self.measured is not None else 'assumed'})"
 
-    def inside_a_host(self) -> Hardware:
-        """The machine, to a group of ranks of one host."""
+    def inside_a_host(self, hosts: int) -> Hardware:
+        """The machine, to a group of ranks of one of `hosts` hosts; of one alone: with what all ranks measured together."""
         inside = self.inside_hosts
-        if inside is None:
+        if inside is None or hosts == 1:
             return self
         return replace(
             self,

@@ -74,7 +74,7 @@ def make_model(
                     batch_size or max(1, description.sample_batch),
                     flops_rate(hardware, dtypes[o.name]),
                 )
-                wide = itemsize(dtypes[o.name]) if dtypes[o.name] != "tf32" else 4
+                wide = itemsize(dtypes[o.name])
                 thin[alike] = slices_s(o, description, hardware, rate, batch, wide)
             op.slices_s = thin[alike]
         operators.append(op)
@@ -115,10 +115,9 @@ def beside_tensors(
 def make_device(hardware: Hardware, ranks: int, hosts: int = 1, paper: bool = False) -> _search.Device:
     """The machine of `ranks` ranks, spread over `hosts`."""
     # If links between hosts were not measured, all links are assumed to be alike.
-    between = hardware.between_hosts or Collective(0.0, 0.0)
-    if hosts > 1:
-        between = hardware.between_hosts or hardware.all_reduce
-        hardware = hardware.inside_a_host()
+    alike = hardware.all_reduce if hosts > 1 else Collective(0.0, 0.0)
+    between = hardware.between_hosts or alike
+    hardware = hardware.inside_a_host(hosts)
     host = hardware.host_memory
     return _search.Device(
         ranks=ranks,
@@ -227,7 +226,7 @@ def compute_s(
 
 @cache
 def itemsize(dtype: str) -> int:
-    """Bytes of one element: "float32" 4, "bfloat16" 2, "float8_e4m3fn" 1, "bool" 1."""
+    """Bytes of one element: "float32" and "tf32" 4, "bfloat16" 2, "float8_e4m3fn" 1, "bool" 1."""
     bits = re.search(r"\d+", dtype)
     return int(bits[0]) // 8 if bits else 1
 

@@ -18,6 +18,7 @@ from osdp.hardware.device_statistics import DeviceStatistics
 from osdp.hardware.device_timer import synchronize, timed
 from osdp.hardware.hardware import Collective, InsideHosts
 from osdp.ranks.process_groups import LaneGroup, lane_group
+from osdp.ranks.rank_group import ranks_by
 
 SIZES = (2**12, 2**15, 2**18, 2**20, 2**22)  # bytes of the full tensor: from all latency to mostly transfer
 LARGE_SIZES = (2**24, 2**26, 2**28)  # at which an accelerator's links reach their full rate
@@ -109,7 +110,7 @@ def measure_inside_hosts(
 ) -> InsideHosts | None:
     """The same inside each host, all at once; None unless there are several, with several ranks each and equally many.
     `hosts`: of each rank, by name. Collective over all of `group`."""
-    lines = [[rank for rank, name in enumerate(hosts) if name == host] for host in dict.fromkeys(hosts)]
+    lines = ranks_by(hosts)
     sizes_of = {len(line) for line in lines}
     if len(lines) == 1 or len(sizes_of) > 1 or sizes_of == {1}:
         return None

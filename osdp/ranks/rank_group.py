@@ -8,7 +8,7 @@ died, hangs or runs different code, with the phase ("osdp.save"), within the sam
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
 
 import torch
@@ -19,6 +19,18 @@ from osdp.errors import FormatError, OSDPError
 from osdp.ranks.process_groups import lane_group, rank_name
 
 T = TypeVar("T")
+
+
+def ranks_by(values: Sequence[Hashable]) -> tuple[tuple[int, ...], ...]:
+    """Ranks with equal values together, in the order of their first ranks.
+
+    >>> ranks_by(["a", "b", "a", "b"])
+    ((0, 2), (1, 3))
+    """
+    found: dict[Hashable, list[int]] = {}
+    for rank, value in enumerate(values):
+        found.setdefault(value, []).append(rank)
+    return tuple(map(tuple, found.values()))
 
 
 class Together:

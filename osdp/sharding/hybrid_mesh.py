@@ -24,7 +24,7 @@ from osdp import _C
 from osdp.errors import DisagreementError, InvalidProblemError, PlanMismatchError, ProcessGroupError
 from osdp.plan.plan import Plan
 from osdp.ranks.process_groups import group_of_ranks
-from osdp.ranks.rank_group import Together
+from osdp.ranks.rank_group import Together, ranks_by
 
 # Environment variable that replaces the comparison of host names: so many consecutive ranks of the job share a host. Of a
 # model's ranks, beside tensor and pipeline parallelism, fewer do.
@@ -131,17 +131,15 @@ def _consecutive(ranks: int, size: int) -> RankGrid:
 
 
 def _by_host(hosts: Sequence[tuple[str, str]]) -> RankGrid:
-    lines: dict[tuple[str, str], list[int]] = {}
-    for rank, host in enumerate(hosts):
-        lines.setdefault(host, []).append(rank)
-    if len({len(line) for line in lines.values()}) > 1:
-        counts = ", ".join(f"{name}: {len(line)}" for (name, _), line in lines.items())
+    lines = ranks_by(hosts)
+    if len({len(line) for line in lines}) > 1:
+        counts = ", ".join(f"{hosts[line[0]][0]}: {len(line)}" for line in lines)
         raise ProcessGroupError(
             f"HYBRID_SHARD needs the same number of ranks on every host; found {counts}. Start "
             "equally many on each, or state which ranks hold a copy together with device_mesh= or "
             "ranks_per_host="
         )
-    return RankGrid(tuple(tuple(line) for line in lines.values()))
+    return RankGrid(lines)
 
 
 def _host() -> tuple[str, str]:

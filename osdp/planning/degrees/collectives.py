@@ -41,7 +41,7 @@ def collectives_of(
     device = make_device(hardware, ranks)
     sequence = "sequence" in styles.values()
     widths = {
-        o.name: 4 if dtype == "tf32" else itemsize(dtype)
+        o.name: itemsize(dtype)
         for (name, dtype), o in zip(
             computing_dtypes(description, precision).items(), description.operators, strict=True
         )

@@ -60,8 +60,8 @@ class Layout:
 
     def machine(self, hardware: Hardware) -> Hardware:
         """The machine of one data-parallel group."""
-        if self.hosts > 1 and self.data_hosts == 1:
-            hardware = hardware.inside_a_host()
+        if self.data_hosts == 1:
+            hardware = hardware.inside_a_host(self.hosts)
         between = hardware.between_hosts
         if between is not None:
             # Not faster than inside a host: a ring waits for its slowest link.
@@ -74,7 +74,7 @@ class Layout:
         inside = (stage + 1) * spread % self.ranks_per_host != 0
         between = hardware.between_hosts
         if inside or between is None:
-            link = (hardware.inside_a_host() if self.hosts > 1 else hardware).all_gather
+            link = hardware.inside_a_host(self.hosts).all_gather
             return link.alpha_s + size * link.beta_s_per_byte
         at_once = min(spread, self.ranks_per_host)  # ranks of a host that send
         return between.alpha_s + size * between.beta_s_per_byte * at_once

@@ -52,7 +52,7 @@ def _layout(plan: ParallelPlan) -> Layout:
 
 def _sharing(plan: ParallelPlan) -> Sharing:
     styles = styles_of(plan.description, plan.tp_plan)
-    machine = plan.hardware.inside_a_host() if plan.hosts > 1 else plan.hardware
+    machine = plan.hardware.inside_a_host(plan.hosts)
     return Sharing(plan.description, styles, machine, plan.stages[0].plan.precision, plan.tensor_parallel)
 
 

@@ -35,6 +35,5 @@ def last_outputs(d: ModelDescription, styles: Mapping[str, str], ranks: int, pre
     if last is None or not rows_of(last):
         return d.output_bytes_per_sample
     dtype = computing_dtypes(d, precision)[last.name]
-    width = 4 if dtype == "tf32" else itemsize(dtype)
     share = ranks if styles.get(last.name) == "colwise" else 1
-    return max(d.output_bytes_per_sample, rows_of(last) * features(last)[0] * width // share)
+    return max(d.output_bytes_per_sample, rows_of(last) * features(last)[0] * itemsize(dtype) // share)

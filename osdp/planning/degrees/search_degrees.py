@@ -65,7 +65,7 @@ class Search:
             self._sharings[tensor] = Sharing(
                 self.description,
                 self.styles,
-                self.hardware.inside_a_host() if self.hosts > 1 else self.hardware,
+                self.hardware.inside_a_host(self.hosts),
                 self.manner.precision,
                 tensor,
                 self.manner.searched.whole,

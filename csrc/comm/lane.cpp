@@ -66,6 +66,7 @@ struct Registry {
              return std::tuple(a.first, a.second.str()) < std::tuple(b.first, b.second.str());
            })>
       lanes;
+  std::vector<std::weak_ptr<Lane>> all;  // those of ended groups too, which a model may hold
 };
 
 Registry& registry() {
@@ -75,12 +76,17 @@ Registry& registry() {
 
 std::string name_beside(const std::string& group, const char* what) { return group + " " + what; }
 
+// Requires the registry's mutex, as the next does.
 std::shared_ptr<Lane> made(std::shared_ptr<faults::GroupHealth> health, c10::Device device) {
-  if (device.is_cpu()) return thread_lane(std::move(health));
-  return stream_lane(std::move(health), device);
+  auto& all = registry().all;
+  std::erase_if(all, [](const auto& lane) { return lane.expired(); });
+  std::shared_ptr<Lane> lane =
+      device.is_cpu() ? thread_lane(std::move(health)) : stream_lane(std::move(health), device);
+  all.push_back(lane);
+  return lane;
 }
 
-// Requires the registry's mutex. `beside`: a new lane shares its GroupHealth; null: it gets a new one.
+// `beside`: a new lane shares its GroupHealth; null: it gets a new one.
 std::shared_ptr<Lane> lane_of(const std::string& name, c10::Device device, const Lane* beside) {
   auto& lane = registry().lanes[{name, device}];
   if (!lane)
@@ -97,6 +103,7 @@ std::shared_ptr<Lane> Lane::of(const std::string& group, c10::Device device) {
 }
 
 std::shared_ptr<Lane> Lane::apart(c10::Device device) {
+  std::lock_guard lock(registry().mutex);
   return made(std::make_shared<faults::GroupHealth>(), device);
 }
 
@@ -127,15 +134,20 @@ void end_group(const std::string& group) {
     }
   }
   for (const auto& lane : ending) faults::Heartbeat::end(lane->health());
-  ending.clear();
+  for (const auto& lane : ending) lane->end();
   forget_transport(group);
   forget_part(group);
 }
 
 void Lane::shutdown() {
-  decltype(Registry::lanes) ending;
-  std::lock_guard lock(registry().mutex);
-  ending.swap(registry().lanes);
+  std::vector<std::shared_ptr<Lane>> ending;
+  {
+    std::lock_guard lock(registry().mutex);
+    for (const auto& each : registry().all)
+      if (auto lane = each.lock()) ending.push_back(std::move(lane));
+    registry().lanes.clear();
+  }
+  for (const auto& lane : ending) lane->end();
 }
 
 }  // namespace osdp::comm

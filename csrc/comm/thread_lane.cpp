@@ -18,23 +18,27 @@ namespace {
 
 constexpr auto kLastTasks = std::chrono::seconds(2);
 
+std::exception_ptr ended() {
+  return faults::make_error(faults::ErrorKind::Rank,
+                            "OSDP: the process group was destroyed, or the process is ending");
+}
+
 class ThreadLane final : public Lane {
  public:
   explicit ThreadLane(std::shared_ptr<faults::GroupHealth> health)
       : Lane(std::move(health)), thread_([this] { work(); }) {}
 
-  ~ThreadLane() override {
+  ~ThreadLane() override { end(); }
+
+  void end() override {
     std::unique_lock lock(mutex_);
     ending_ = true;
     changed_.notify_all();
     // Nothing on this rank waits for the remaining tasks, but other ranks may need them; or they may be gone.
-    if (!changed_.wait_for(lock, kLastTasks, [this] { return ended_; })) {
-      lock.unlock();
-      health_->interrupt(faults::make_error(faults::ErrorKind::Rank, "OSDP: the process is ending"));
-    } else {
-      lock.unlock();
-    }
-    thread_.join();
+    const bool in_time = changed_.wait_for(lock, kLastTasks, [this] { return over_; });
+    lock.unlock();
+    if (!in_time) health_->interrupt(ended());
+    if (thread_.joinable()) thread_.join();
   }
 
   Work submit(faults::TaskNamePtr name, Task task, EarlySend early) override {
@@ -42,6 +46,10 @@ class ThreadLane final : public Lane {
     tracker_.submitted();
     state->name = name;
     std::lock_guard lock(mutex_);
+    if (ending_) {
+      state->finish(ended());
+      return Work(std::move(state));
+    }
     queue_.push_back({{std::move(name), std::move(early)},
                       std::move(task),
                       state,
@@ -66,7 +74,7 @@ class ThreadLane final : public Lane {
       std::unique_lock lock(mutex_);
       changed_.wait(lock, [this] { return ending_ || !queue_.empty(); });
       if (queue_.empty()) {
-        ended_ = true;
+        over_ = true;
         changed_.notify_all();
         return;
       }
@@ -88,7 +96,7 @@ class ThreadLane final : public Lane {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Item> queue_;
-  bool ending_ = false, ended_ = false;
+  bool ending_ = false, over_ = false;  // over: the thread takes no more tasks
   std::exception_ptr broken_;
   std::thread thread_;
 };

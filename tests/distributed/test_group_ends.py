@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -107,3 +110,44 @@ def test_a_store_that_survives_an_attempt() -> None:
                 store.delete_key(key)
     assert "rank 1's process has ended" in told[0][0], told
     assert told[1] == ["trained", "trained"], told
+
+
+SCRIPT = """
+import atexit, sys, time
+
+@atexit.register  # before osdp's: runs after it
+def keep_the_interpreter():
+    sys.setswitchinterval(100)
+    until = time.monotonic() + 2
+    while time.monotonic() < until:
+        pass
+
+import torch
+from torch import distributed as dist, nn
+import osdp
+
+rank = int(sys.argv[2])
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/store", rank=rank, world_size=2)
+model = osdp.FullyShardedDataParallel(nn.Linear(4, 4))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(2):
+    model(torch.ones(2, 4)).sum().backward()
+    if rank == step == 1:
+        time.sleep(1)
+    optimizer.step()  # compares the options of ranks, and waits for the outcome in the next step
+"""
+
+
+@pytest.mark.outcome("a script that ends right after a step, without `destroy_process_group`", "equal")
+def test_what_a_step_began_ends_before_the_interpreter(tmp_path: Path) -> None:
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, str(tmp_path), str(rank)],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        for rank in range(2)
+    ]
+    told = [rank.communicate(timeout=60)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], told

@@ -104,12 +104,12 @@ def measure_collectives(
 def measure_inside_hosts(
     device: torch.device,
     group: dist.ProcessGroup | None,
-    hosts: Sequence[str],
+    hosts: Sequence[tuple[str, str]],
     seconds: float,
     sizes: Sequence[int],
 ) -> InsideHosts | None:
     """The same inside each host, all at once; None unless there are several, with several ranks each and equally many.
-    `hosts`: of each rank, by name. Collective over all of `group`."""
+    `hosts`: of each rank. Collective over all of `group`."""
     lines = ranks_by(hosts)
     sizes_of = {len(line) for line in lines}
     if len(lines) == 1 or len(sizes_of) > 1 or sizes_of == {1}:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -37,6 +36,7 @@ from osdp.profiling.operator_times import Gamma, enqueue_step, measure_gamma
 from osdp.profiling.overlap import Contention, measure_contention
 from osdp.profiling.trial_steps import Trial, fitted, take_trials
 from osdp.ranks.backends import backend_of
+from osdp.ranks.hosts import host_of_each
 from osdp.ranks.rank_group import Together
 
 T = TypeVar("T")
@@ -139,7 +139,7 @@ def _profile(
             f"ranks 0 and {other} profile different things: their device, kind of model and operators "
             f"are {kinds[0][:200]} and {kinds[other][:200]}"
         )
-    hosts = ranks.all(socket.gethostname())
+    hosts = host_of_each(ranks)
     probe = MemoryProbe(device)
     begin("timing collectives")
     with failing_as("a collective failed during its measurement"):

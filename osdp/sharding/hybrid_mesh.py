@@ -12,23 +12,17 @@ the ranks find themselves on.
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from osdp import _C
 from osdp.errors import DisagreementError, InvalidProblemError, PlanMismatchError, ProcessGroupError
 from osdp.plan.plan import Plan
+from osdp.ranks.hosts import RANKS_PER_HOST, host_of_each
 from osdp.ranks.process_groups import group_of_ranks
 from osdp.ranks.rank_group import Together, ranks_by
-
-# Environment variable that replaces the comparison of host names: so many consecutive ranks of the job share a host. Of a
-# model's ranks, beside tensor and pipeline parallelism, fewer do.
-RANKS_PER_HOST = "OSDP_RANKS_PER_HOST"
 
 GroupLike = dist.ProcessGroup | tuple[dist.ProcessGroup, dist.ProcessGroup] | DeviceMesh
 
@@ -96,30 +90,18 @@ def agreed_grid(
 
 def given_or_found(together: Together, given: RankGrid | None, ranks_per_host: int | None) -> RankGrid:
     """Like `agreed_grid`, without a plan."""
-    variable = os.environ.get(RANKS_PER_HOST, "").strip() if ranks_per_host is None else ""
-    told = (given, variable or ranks_per_host)
-    answers = together.all((told, _host()))
-    for rank, (theirs, _) in enumerate(answers):
-        if theirs != answers[0][0]:
+    answers = together.all((given, ranks_per_host))
+    for rank, theirs in enumerate(answers):
+        if theirs != answers[0]:
             raise DisagreementError(
                 f"ranks were given different hosts: {_said(*theirs)} on {together.name(rank)}, "
-                f"{_said(*answers[0][0])} on {together.name(0)}"
+                f"{_said(*answers[0])} on {together.name(0)}"
             )
     if given is not None:
         return given
-    if variable:
-        return _of_the_job(together, variable)
     if ranks_per_host is not None:
         return _consecutive(together.world_size, ranks_per_host)
-    return _by_host([host for _, host in answers])
-
-
-def _of_the_job(together: Together, variable: str) -> RankGrid:
-    if not variable.isdigit() or int(variable) < 1:
-        raise InvalidProblemError(f"{RANKS_PER_HOST} must be a positive integer, got {variable!r}")
-    assert together.group is not None
-    ranks = dist.get_process_group_ranks(together.group)
-    return _by_host([(f"host {rank // int(variable)}", "") for rank in ranks])
+    return _by_host(host_of_each(together))
 
 
 def _consecutive(ranks: int, size: int) -> RankGrid:
@@ -142,12 +124,7 @@ def _by_host(hosts: Sequence[tuple[str, str]]) -> RankGrid:
     return RankGrid(lines)
 
 
-def _host() -> tuple[str, str]:
-    """The host's name, and an identity that distinguishes hosts of the same name: machine, boot, network."""
-    return socket.gethostname(), _C.host_identity()
-
-
-def _said(given: RankGrid | None, ranks_per_host: int | str | None) -> str:
+def _said(given: RankGrid | None, ranks_per_host: int | None) -> str:
     if given is not None:
         return f"the lines {[list(line) for line in given.lines]}"
     return "nothing" if ranks_per_host is None else f"{ranks_per_host} ranks per host"

@@ -25,7 +25,7 @@ import json
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -78,7 +78,8 @@ class Tree:
     """The parameters and buffers of a sharded model at the last comparison."""
 
     def __init__(self, model: nn.Module, sharded: Sharded, collectives: _C.Collectives) -> None:
-        self.sharded = sharded
+        # Not its owner, which would then outlive the model by one collection of garbage, with all rows.
+        self._sharded = ref(sharded)
         self.collectives = collectives
         self.known: list[nn.Parameter] = list(model.parameters())  # in the order of the runtime's indices
         self.index = {id(p): i for i, p in enumerate(self.known)}
@@ -97,6 +98,12 @@ class Tree:
             for module in map(model.get_submodule, places):
                 self.sliced[module] = dict(module._parameters)
         sharded.runtime.saw_tree()
+
+    @property
+    def sharded(self) -> Sharded:
+        found = self._sharded()
+        assert found is not None
+        return found
 
     def is_sharded(self, parameter: Tensor) -> bool:
         """Whether this rank holds a part of the parameter only."""

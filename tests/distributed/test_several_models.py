@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import pytest
 import torch
@@ -106,7 +107,10 @@ def gone(me: Member) -> None:
         loss.backward()
         model = shard(me, network(1, 5, 4), 5, "FULL_SHARD")
         model(torch.randn(2, 5).double())
+        rows = [weakref.ref(p) for p in model.parameters()]
         del model, loss
+        gc.collect()  # once: what the first only makes garbage would stay until another
+        assert not any(row() is not None for row in rows)
 
 
 def test_dropping_a_model_with_a_graph_that_is_still_there(ranks):

@@ -89,6 +89,8 @@ class Together:
         described = None if error is None else (type(error).__name__, str(error), getattr(error, "field", ""))
         failures = [(rank, found) for rank, found in enumerate(self.all(described)) if found is not None]
         if error is not None:
+            if "stage" in (name := self.name(self.rank)):  # of a pipeline: others' errors call it so
+                error.add_note(f"This is {name}.")
             raise error
         if failures:
             rank, (kind, message, field) = failures[0]

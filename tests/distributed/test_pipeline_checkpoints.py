@@ -80,6 +80,7 @@ def saved(me: Member, folder: str) -> None:
             osdp.load(other.model, other.optimizer, folder + "-other")
         except osdp.FormatError as error:
             assert "the checkpoint has no parameter" in str(error), error
+            assert error.__notes__ == [f"This is rank {me.rank} (stage {me.rank // 2})."]
         else:
             raise AssertionError("loaded")
     # torch's own.

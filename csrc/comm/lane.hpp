@@ -97,8 +97,8 @@ class Lane {
   // Work::wait blocks already.
   virtual void synchronize() {}
 
-  // Ends the lane's thread, whoever still holds the lane: waits for its tasks, and interrupts those that take too
-  // long. A task that is submitted later fails at once.
+  // Ends the lane's thread, whoever still holds the lane: waits for its tasks, and interrupts those that take
+  // too long. A task that is submitted later fails at once.
   virtual void end() {}
 
   // Shared by all lanes of the process group.
@@ -114,8 +114,8 @@ class Lane {
   // A private lane, for what only some ranks of a group do: its tasks do not count in the group's sequence.
   static std::shared_ptr<Lane> apart(c10::Device device);
 
-  // Ends every lane. Must be called before the interpreter is finalized: a task that lets go of a tensor which
-  // Python holds needs the interpreter's lock, and a thread that asks for it later ends the process.
+  // Ends every lane. Must be called before the interpreter is finalized: a task that lets go of a tensor
+  // which Python holds needs the interpreter's lock, and a thread that asks for it later ends the process.
   static void shutdown();
 
  protected:

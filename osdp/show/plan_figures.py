@@ -55,7 +55,13 @@ def device_terms(plan: Plan) -> tuple[Term, ...]:
     such terms."""
     if plan.hardware is None or plan.world_size is None or plan.cost != "osdp":
         return ()
-    hosts = plan.searched.hosts if plan.searched is not None else 1
+    hosts, stage = (1, None) if plan.searched is None else (plan.searched.hosts, plan.searched.stage)
     return beside_tensors(
-        plan.description, plan.hardware, plan.world_size, hosts, plan.optimizer, plan.separate_reductions
+        plan.description,
+        plan.hardware,
+        plan.world_size,
+        hosts,
+        plan.optimizer,
+        plan.separate_reductions,
+        stage,
     )

@@ -101,6 +101,17 @@ def test_explain_names_them_and_says_nothing_on_a_cpu() -> None:
     ):
         assert line in said, line
     assert "device 46" in said  # MiB, in the bar's legend
+    parallel = osdp.search(
+        description,
+        memory="1GiB",
+        world_size=4,
+        hardware=machine(4, device_memory=MEMORY),
+        global_batch_size=8,
+        tensor_parallel=1,
+        pipeline_parallel=2,
+    )
+    for stage in parallel.stages:
+        assert "communicators: 150 MiB (3:" in stage.plan.explain(width=160, search=False)
     bare = osdp.search(description, memory="1GiB", world_size=4, hardware=machine(4))
     assert "no tensor has" not in bare.explain(width=160, search=False)
 

@@ -70,6 +70,8 @@ class AnyTiming {
     if (i.kind == Kind::AwaitCommunication) {
       finish(main_, main_.tasks.size());
       wait_for_reductions(reductions().tasks.size());
+      for (const int64_t rows : waiting_) add(-rows);
+      waiting_.clear();
     }
   }
 
@@ -111,6 +113,13 @@ class AnyTiming {
     ReductionMemory m = memory_of(u, i.adds, step_.lanes.enqueue);
     if (step_.lanes.enqueue) later_ += std::exchange(m.ends, 0);  // freed after the next wait
     leaving_ += u.full_bytes;
+    if (m.waits > 0) {
+      waiting_.push_back(m.waits);
+      if (waiting_.size() > 2) {  // the reduction begins when the first average is over
+        m.begins -= waiting_.front();
+        waiting_.erase(waiting_.begin());
+      }
+    }
     submit(reductions(), {m.begins, m.copied, m.ends, u.full_bytes}, step_.lanes.enqueue);
     reduction_ = reductions().tasks.size();
   }
@@ -182,6 +191,7 @@ class AnyTiming {
   Lane main_, second_;
   GatheredBytes gathered_;
   size_t reduction_ = 0, bucket_ = 0;  // tasks of their lane until the last one submitted is over
+  std::vector<int64_t> waiting_;       // rows of averages between hosts
   int64_t leaving_ = 0, later_ = 0;
   int64_t kept_ = 0;  // released memory, kept for the next gather
   int64_t held_ = 0, peak_ = 0;

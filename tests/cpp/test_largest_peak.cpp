@@ -64,6 +64,19 @@ void means_that_are_cast_by_hand() {
   CHECK_EQ(largest_peak(s), 150 + 1010 + 200 + 150 + 125);
 }
 
+// Rows that are averaged between hosts and added to the gradient: those of two units wait, and the third's
+// reduction begins when the first average is over.
+void rows_that_wait_for_other_hosts_by_hand() {
+  Step s = three_units();
+  for (StepUnit& u : s.units) u.average = {1000, 1000};
+  const int64_t first = largest_peak(s);
+  CHECK_EQ(play(s).peak_bytes, first);  // they become the gradient
+  s.accumulation = 2;
+  // Op 0's backward: this rank's gradients, op 1's full one on its way, and rows of both others.
+  CHECK_EQ(largest_peak(s), 150 + 1000 + 200 + 150 + 100 + 50 + 50);
+  CHECK(play(s).peak_bytes <= largest_peak(s));
+}
+
 // Op 0's module may be called last, too: its unit is there from the begin of backward on, and the gradients
 // of op 1 leave while its backward runs, since it gathers nothing that would wait for them.
 void called_again_by_hand() {
@@ -237,6 +250,7 @@ void no_timing_holds_more_and_one_as_much() {
 int main() {
   three_units_by_hand();
   means_that_are_cast_by_hand();
+  rows_that_wait_for_other_hosts_by_hand();
   called_again_by_hand();
   recomputed_before_or_after_the_request();
   mixed_buckets_by_hand();

@@ -338,6 +338,29 @@ def test_slices_of_further_micro_batches_are_added_in_place(ranks, split):
             assert 0.95 * predicted <= measured <= predicted + SLACK_BYTES, make
 
 
+def peak_between_hosts(me: Member) -> tuple[int, int]:
+    """Of two micro-batches; rows of the second wait for their average while others are reduced."""
+    x = torch.randn(4, 512)
+
+    def make() -> nn.Module:
+        return nn.Sequential(*(nn.Linear(512, 512) for _ in range(6)))
+
+    plan = osdp.Plan.uniform(me.once(lambda: osdp.describe(make(), x)), "HYBRID_SHARD")
+    plan = replace(plan, batch_size=4, accumulation=2)
+    _C.memory_meter_install()
+    gc.collect()
+    empty = _C.memory_live_bytes() - x.nbytes
+    model = osdp.fully_shard(make(), plan, me.group, ranks_per_host=2)
+    peaks = step_peaks(model, x, empty, 3, micro_batches=2)
+    machine = replace(osdp.Hardware.load("rtx-titan-8"), world_size=me.world, device="cpu")
+    return max(peaks), plan.simulate(machine, me.world, hosts=2).largest_peak_bytes
+
+
+def test_rows_that_wait_for_another_host_are_in_the_plan(ranks):
+    for measured, predicted in ranks(peak_between_hosts, world=4):
+        assert 0.95 * predicted <= measured <= predicted + SLACK_BYTES
+
+
 def peak_of_a_stage(me: Member, micro_batches: int) -> tuple[int, int]:
     def make() -> nn.Module:
         return nn.Sequential(*(nn.Linear(256, 256) for _ in range(8)))

@@ -319,6 +319,7 @@ void UnitScheduler::reduce(Unit& unit) {
     if (!slot.gradient.pending()) continue;
     parts_[i] = faults::TaskNames::Part::Gradient;
     slot.owner().note_reduced();
+    own_memory |= slot.owner().away();
     own_memory |=
         !again && (slot.owner().local_grad().defined() || c10::elementSize(slot.owner().reduce_dtype()) >
                                                               c10::elementSize(slot.owner().own_dtype()));

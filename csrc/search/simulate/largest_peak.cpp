@@ -108,7 +108,9 @@ class Walker {
         return await_reductions(last_reduction_);
       case Kind::AwaitCommunication:
         wait(gathers_, gathers_.submitted());
-        return await_reductions(reductions_.submitted());
+        await_reductions(reductions_.submitted());
+        while (!waiting_.empty()) hold(-over());
+        return;
     }
   }
 
@@ -145,10 +147,21 @@ class Walker {
       await_reductions(leaving_.front().ticket);
     ReductionMemory m = memory_of(u, i.adds, step_.lanes.enqueue);
     if (step_.lanes.enqueue) reduced_bytes_ -= std::exchange(m.ends, 0);
+    if (m.waits > 0) {
+      if (waiting_.size() == kMostWaiting) m.begins -= over();
+      waiting_.push_back(m.waits);
+    }
     submit_with_memory(reductions_, m.begins, m.ends, m.copied);
     last_reduction_ = reductions_.submitted();
     leaving_.push_back({last_reduction_, u.full_bytes});
     leaving_bytes_ += u.full_bytes;
+  }
+
+  // The first average that waits is over; returns the bytes that it frees.
+  int64_t over() {
+    const int64_t bytes = waiting_.front();
+    waiting_.pop_front();
+    return bytes;
   }
 
   void reduce_bucket(const Instruction& i) {
@@ -220,8 +233,9 @@ class Walker {
   OpenTasks& reductions_ = step_.lanes.separate_reductions ? beside_ : main_;
   GatheredBytes gathered_;
   std::deque<Leaving> leaving_;
-  int64_t leaving_bytes_ = 0;  // full bytes of units whose reductions nothing has waited for
-  int64_t reduced_bytes_ = 0;  // on streams: freed after the next wait for reductions
+  std::deque<int64_t> waiting_;  // rows of averages between hosts: Note [Means that wait for other hosts]
+  int64_t leaving_bytes_ = 0;    // full bytes of units whose reductions nothing has waited for
+  int64_t reduced_bytes_ = 0;    // on streams: freed after the next wait for reductions
   size_t last_reduction_ = 0, last_bucket_ = 0;
   int64_t idle_ = 0;  // of `held_`: released units' memory, kept for the next gather
   StepPhase phase_ = StepPhase::Forward;

@@ -12,12 +12,19 @@ namespace osdp::search {
 // Note [Means that are cast]
 // A reduction writes this rank's part of the mean in the dtype of the reduction, frees the gradients, and
 // casts the mean to the dtype in which it is kept (csrc/runtime/step/transfer_plan.cpp, keep_means). So the
-// result is never beside the gradients. On streams, and where the mean is averaged between hosts too, all of
-// it is counted at once.
+// result is never beside the gradients. On streams all of it is counted at once.
 
-// The memory of a unit's reduction: from its begin on, for a moment while it runs, and at its end.
+// Note [Means that wait for other hosts]
+// Where the mean is averaged between hosts too, on a lane of its own, the rows become the gradient after
+// that. Rows that do not (they are added to a sum, cast, or sent to the host) wait in memory of their own; of
+// at most two units at a time, for which a reduction that needs such memory waits (Note [Two lanes] in
+// runtime/step/hybrid_reducer.hpp). What is made of them is counted from the reduction's end on.
+inline constexpr size_t kMostWaiting = 2;
+
+// The memory of a unit's reduction: from its begin on, for a moment while it runs, and at its end; and of
+// what it holds then, what is freed when the average between hosts is over.
 struct ReductionMemory {
-  int64_t begins = 0, copied = 0, ends = 0;
+  int64_t begins = 0, copied = 0, ends = 0, waits = 0;
 };
 
 // `adds`: to the gradient of earlier micro-batches. A slice's mean is added to the split weight's gradient.
@@ -25,15 +32,17 @@ inline ReductionMemory memory_of(const StepUnit& unit, bool adds, bool enqueue) 
   const bool added = adds || unit.slice;  // the means are freed
   const int64_t kept = added ? 0 : unit.kept_gradient_bytes - unit.host_gradient_bytes;
   const int64_t cast = added ? 0 : unit.cast_bytes, brought = adds ? unit.host_gradient_bytes : 0;
-  if (enqueue || unit.average.alone_ps > 0) {
+  const int64_t means = unit.kept_gradient_bytes - unit.cast_bytes + unit.mean_bytes;
+  const int64_t made = std::max(cast, brought);
+  const int64_t copied = std::max(unit.copied_bytes, made - unit.gradient_bytes);
+  if (unit.average.alone_ps > 0) return {means, copied, made - unit.gradient_bytes, means + made - kept};
+  if (enqueue) {
     // Of an offloaded unit the mean is there beside what is made of it and sent to the host.
     const int64_t mean = unit.host_gradient_bytes > 0 ? std::max(unit.mean_bytes, brought) : 0;
     const int64_t begins = unit.kept_gradient_bytes + mean;
-    return {begins, std::max(unit.copied_bytes, unit.mean_bytes), kept - begins - unit.gradient_bytes};
+    return {begins, std::max(unit.copied_bytes, unit.mean_bytes), kept - begins - unit.gradient_bytes, 0};
   }
-  const int64_t means = unit.kept_gradient_bytes - unit.cast_bytes + unit.mean_bytes;
-  return {means, std::max(unit.copied_bytes, std::max(cast, brought) - unit.gradient_bytes),
-          kept - means - unit.gradient_bytes};
+  return {means, copied, kept - means - unit.gradient_bytes, 0};
 }
 
 // The memory of a bucket's all-reduce: from its begin on, for a moment at its begin, and until its end.

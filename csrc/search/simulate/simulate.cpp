@@ -64,11 +64,13 @@ class Player {
     int64_t beside_permille = 0;  // its time beside computation over its time alone
     int64_t stolen = 0;           // computation time taken per time alone, in parts of kWhole
     bool running = false;
+    int64_t waits_bytes = 0;  // of a reduction, freed by its average: Note [Means that wait for other hosts]
   };
   struct Lane {
     std::vector<Task> tasks;
     size_t done = 0;  // number of completed tasks; the next one is in progress
     bool idle() const { return done == tasks.size(); }
+    bool running() const { return !idle() && current().running; }
     Task& current() { return tasks[done]; }
     const Task& current() const { return tasks[done]; }
   };
@@ -170,12 +172,15 @@ class Player {
   bool reduce(const Instruction& i) {
     const StepUnit& u = step_.units[i.what];
     if (!rules_.may_leave(i.what, leaving_bytes_, gathered_.bytes())) return false;
-    leaving_bytes_ += u.full_bytes;
     ReductionMemory m = memory_of(u, i.adds, step_.lanes.enqueue);
+    if (step_.lanes.enqueue && m.waits > 0 && reserved_ >= kMostWaiting) return false;
+    leaving_bytes_ += u.full_bytes;
     if (step_.lanes.enqueue) reduced_bytes_ -= std::exchange(m.ends, 0);
     LaneTime time = u.reduce;
     if (i.adds) time.alone_ps += u.further_ps, time.beside_ps += u.further_ps;
     submit(reductions_, {StepEvent::Kind::Reduce, i.phase, i.what}, time, m.begins, m.ends, m.copied);
+    reductions_.tasks.back().waits_bytes = m.waits;
+    if (step_.lanes.enqueue && m.waits > 0) ++reserved_;
     last_reduction_ = reductions_.tasks.size();
     return true;
   }
@@ -225,6 +230,10 @@ class Player {
     for (Lane& lane : lanes_) {
       while (!lane.idle() && !lane.current().running) {
         Task& task = lane.current();
+        if (!step_.lanes.enqueue && task.waits_bytes > 0) {
+          if (reserved_ >= kMostWaiting) break;  // until an average is over
+          ++reserved_;
+        }
         task.running = true;
         task.event.begin_ps = now_;
         note_memory(task.begins_bytes);
@@ -243,10 +252,13 @@ class Player {
     note_event(event);
     if (event.kind == StepEvent::Kind::Reduce) {
       const StepUnit& u = step_.units[event.what];
+      const int64_t waits = lane.current().waits_bytes;
       leaving_bytes_ -= u.full_bytes;
       if (u.average.alone_ps > 0)
-        submit(lanes_[kBetweenHosts], {StepEvent::Kind::Average, event.phase, event.what}, u.average, 0, 0);
+        submit(lanes_[kBetweenHosts], {StepEvent::Kind::Average, event.phase, event.what}, u.average, 0,
+               -waits);
     }
+    if (event.kind == StepEvent::Kind::Average && lane.current().ends_bytes < 0) --reserved_;
     ++lane.done;
   }
 
@@ -263,7 +275,7 @@ class Player {
   int64_t slowdown(const Task& task) const {
     int64_t busy = 0;  // of its link
     for (const Lane& lane : lanes_)
-      if (!lane.idle() && lane.current().link == task.link) busy += lane.current().busy_permille;
+      if (lane.running() && lane.current().link == task.link) busy += lane.current().busy_permille;
     const int128 factor = computing() ? task.beside_permille : 1000;
     return static_cast<int64_t>(
         std::clamp<int128>(factor * std::max<int64_t>(busy, 1000) / 1000, 1000, kLargestSum));
@@ -276,7 +288,7 @@ class Player {
     int128 share = kWhole;              // computation's share of time
     int128 passed = -1;
     for (size_t l = 0; l < kLanes; ++l) {
-      if (lanes_[l].idle()) continue;
+      if (!lanes_[l].running()) continue;
       const Task& task = lanes_[l].current();
       slow[l] = slowdown(task);
       share -= scaled_up(task.stolen, 1000, slow[l]);
@@ -360,6 +372,7 @@ class Player {
   int64_t computed_ps_ = -1;  // when its computation ended; below `began_`: it has not
   GatheredBytes gathered_;
   int64_t leaving_bytes_ = 0;  // full bytes of units whose reductions are submitted and not over
+  size_t reserved_ = 0;        // room for rows that wait for their average, at most kMostWaiting
   int64_t reduced_bytes_ = 0;  // on streams: freed after the next wait for reductions
   size_t last_bucket_ = 0;     // as last_reduction_, of buckets
   size_t last_reduction_ = 0;  // number of the lane's tasks until it is over

@@ -99,7 +99,10 @@ def parallelize(
     made = PipelineStage(model, stage, len(plan.stages), device, group=mesh["pp"].get_group())
     # torch has no 1F1B for fewer micro-batches than stages; the search plays GPipe then, too.
     kind = _SCHEDULES[plan.schedule] if plan.micro_batches >= len(plan.stages) else ScheduleGPipe
-    schedule = kind(made, plan.micro_batches, loss_fn=loss_fn)
+    # torch would divide `.grad` after each step, and so what earlier steps accumulated there.
+    schedule = kind(
+        made, plan.micro_batches, loss_fn=_of_the_mean(loss_fn, plan.micro_batches), scale_grads=False
+    )
     return Pipeline(plan, stage, model, mesh, schedule, passing)
 
 
@@ -128,6 +131,20 @@ def _checked(
     if plan.tensor_parallel > 1:
         check_styles(plan.description, plan.tp_plan, tp_plan, model)
     return owners
+
+
+def _of_the_mean(
+    loss_fn: Callable[[Tensor, Any], Tensor], micro_batches: int
+) -> Callable[[Tensor, Any], Tensor]:
+    """`loss_fn`, whose gradients are those of the mean over all micro-batches."""
+
+    def loss(output: Tensor, target: Any) -> Tensor:
+        value = loss_fn(output, target)
+        if value.requires_grad:
+            value.register_hook(lambda gradient: gradient / micro_batches)
+        return value
+
+    return loss
 
 
 def _entries(plan: ParallelPlan) -> list[str]:

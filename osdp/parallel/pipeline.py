@@ -54,8 +54,8 @@ class Pipeline:
         return self.stage == len(self.plan.stages) - 1
 
     def step(self, *args: Any, target: Any = None, **kwargs: Any) -> Tensor:
-        """Forward and backward of one step: gradients are those of the mean loss over the whole batch. Returns this loss, on
-        every rank.
+        """Forward and backward of one step: gradients are those of the mean loss over the whole batch, added to what is in
+        `.grad`. Returns this loss, on every rank.
 
         `args` and `kwargs`: the model's inputs, of this rank's replica (`micro_batches * micro_batch_size` samples,
         dimension 0), equal on its ranks; each stage computes masks and positions from them. `target`: what the loss gets

@@ -141,7 +141,7 @@ def _of_the_mean(
     def loss(output: Tensor, target: Any) -> Tensor:
         value = loss_fn(output, target)
         if value.requires_grad:
-            value.register_hook(lambda gradient: gradient / micro_batches)
+            value.register_hook(lambda gradient: gradient / micro_batches)  # type: ignore[no-untyped-call]
         return value
 
     return loss

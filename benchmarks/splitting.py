@@ -1,14 +1,15 @@
-"""One matrix product, and one table, in slices: peak and time by their number, beside the paper's curves.
+"""One matrix product, one table, and one convolution, in slices: peak and time by their number, beside the paper's curves.
 
-    python benchmarks/splitting.py [--json FILE] [--rounds N] [--ranks 2 4] [--most-mib 300]
+    python benchmarks/splitting.py [--kinds KIND ...] [--json FILE] [--rounds N] [--ranks 2 4] [--most-mib 300]
 
 The product is of width h with 4 h outputs (as in a transformer's MLP, and in the paper's figure, whose unsplit peaks are
-4.3 weights), the table has 50,257 words of width h; FULL_SHARD, AdamW, 64 rows or words per rank, fp32. g = 6 leaves a
-rest. A small linear layer follows, so that what is measured is gathered again for backward, as in a model (what ends
-forward is not). Measured on CPUs over gloo: the peak of the live heap in steps over what was live before the model was
-made (heap_peak.c), with parameters and optimizer state. Weights of more than --most-mib are predicted alone. Predicted:
-the simulated step of the same plan, on as many ranks of CPUs, and on 8 RTX TITAN, the paper's machine. --rounds: also times,
-medians over rounds in which every g takes one step, the slowest rank's; 0: peaks alone.
+4.3 weights), the table has 50,257 words of width h, the convolution has 4 h outputs, kernels of 3 x 3 and an image of
+4 x 4; FULL_SHARD, AdamW, 64 rows or words per rank, fp32. g = 6 leaves a rest. A small linear layer follows, so that what
+is measured is gathered again for backward, as in a model (what ends forward is not). Measured on CPUs over gloo: the peak of
+the live heap in steps over what was live before the model was made (heap_peak.c), with parameters and optimizer state.
+Weights of more than --most-mib are predicted alone. Predicted: the simulated step of the same plan, on as many ranks of
+CPUs, and on 8 RTX TITAN, the paper's machine. --rounds: also times, medians over rounds in which every g takes one step, the
+slowest rank's; 0: peaks alone.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from support.launch import as_rank, run_ranks, slowest
 from support.machine import machine
 
 WIDTHS, NUMBERS = (768, 1024, 4096, 8192, 12288), (1, 2, 4, 6, 8, 16)
-KINDS = ("product", "table")
+KINDS = ("product", "table", "convolution")
 WORDS, ROWS = 50257, 64
 PAPER = {  # its figure "operator splitting", 8 RTX TITAN: by width, MB and seconds for g = 0 (our 1), 4, 6, 8, 16
     768: ((72.89, 72.79, 73.57, 72.83, 73.72), (0.0279, 0.0357, 0.0363, 0.0389, 0.0594)),
@@ -38,7 +39,7 @@ OF_PAPER = (1, 4, 6, 8, 16)
 
 
 def weight_bytes(kind: str, width: int) -> int:
-    return 4 * width * (4 * width if kind == "product" else WORDS)
+    return 4 * width * (WORDS if kind == "table" else 4 * width * (9 if kind == "convolution" else 1))
 
 
 def made(kind: str, width: int, device: str = "cpu") -> tuple[Any, Any]:
@@ -49,17 +50,24 @@ def made(kind: str, width: int, device: str = "cpu") -> tuple[Any, Any]:
     class One(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            product = kind == "product"
-            self.one = nn.Linear(width, 4 * width, bias=False) if product else nn.Embedding(WORDS, width)
-            self.last = nn.Linear(4 * width if product else width, 1)
+            if kind == "convolution":
+                self.one: nn.Module = nn.Conv2d(width, 4 * width, 3, padding=1, bias=False)
+            elif kind == "product":
+                self.one = nn.Linear(width, 4 * width, bias=False)
+            else:
+                self.one = nn.Embedding(WORDS, width)
+            self.last = nn.Linear(width if kind == "table" else 4 * width, 1)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            loss: torch.Tensor = self.last(self.one(x)).square().mean()
+            y = self.one(x)
+            if kind == "convolution":
+                y = y.mean((2, 3))
+            loss: torch.Tensor = self.last(y).square().mean()
             return loss
 
     with torch.device(device):
         x = torch.randn(ROWS, width) if kind == "product" else torch.arange(0, WORDS, WORDS // ROWS)[:ROWS]
-        return One(), x
+        return One(), torch.randn(1, width, 4, 4) if kind == "convolution" else x
 
 
 def plans(kind: str, width: int) -> dict[int, Any]:
@@ -141,10 +149,11 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--rounds", type=int, default=0)
     parser.add_argument("--most-mib", type=int, default=300)
+    parser.add_argument("--kinds", choices=KINDS, nargs="+", default=KINDS)
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
     found = {"machine": machine(), "rounds": arguments.rounds, "rows": rows}
-    for kind in KINDS:
+    for kind in arguments.kinds:
         for width in WIDTHS:
             row: dict[str, Any] = {"kind": kind, "width": width, "weight_bytes": weight_bytes(kind, width)}
             row["predicted"] = {n: predicted(kind, width, n) for n in (*arguments.ranks, 8)}

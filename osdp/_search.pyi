@@ -127,6 +127,13 @@ class Operator:
     @compute_s_per_sample.setter
     def compute_s_per_sample(self, arg0: typing.SupportsFloat | typing.SupportsIndex) -> None: ...
     @property
+    def convolution(self) -> bool:
+        """
+        The weight to split is a convolution's, [out, in, ...], with slices of its outputs alone.
+        """
+    @convolution.setter
+    def convolution(self, arg0: bool) -> None: ...
+    @property
     def forward_work_bytes_fixed(self) -> int: ...
     @forward_work_bytes_fixed.setter
     def forward_work_bytes_fixed(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...

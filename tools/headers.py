@@ -21,7 +21,7 @@ FOLDERS = {
     ".": "what all share",
     "search": "the search ([algorithm](algorithm.md)); the standard library alone",
     "elementwise": "arithmetic on arrays in host memory; no torch",
-    "ops": "products and look-ups in slices ([splitting](splitting.md))",
+    "ops": "products, look-ups and convolutions in slices ([splitting](splitting.md))",
     "faults": "what ranks know of each other ([faults](faults.md)); no torch",
     "comm": "communication of one process group ([runtime](runtime.md))",
     "runtime": "the training steps of a sharded model ([runtime](runtime.md))",

@@ -1,5 +1,5 @@
 // Bindings of csrc/ops: slice sources written in Python, and the callables that stand in for the forward of
-// nn.Linear and nn.Embedding.
+// nn.Linear, nn.Embedding and convolutions.
 #include <ATen/ATen.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/utils/pybind.h>
@@ -9,6 +9,7 @@
 #include "bindings/held.hpp"
 #include "faults/errors.hpp"
 #include "ops/slice_source.hpp"
+#include "ops/split_convolution.hpp"
 #include "ops/split_embedding.hpp"
 #include "ops/split_linear.hpp"
 #include "ops/split_shape.hpp"
@@ -90,12 +91,12 @@ struct Replaceable {
   at::Tensor other() const { return held ? held->other() : at::Tensor(); }
 
   // As `other`, of a weight, which slices would not see.
-  at::Tensor whole(int64_t rows, int64_t columns) const {
+  at::Tensor whole(at::IntArrayRef sizes) const {
     const at::Tensor found = other();
-    OSDP_CHECK(!found.defined() || found.sizes() == at::IntArrayRef({rows, columns}), Sharding,
+    OSDP_CHECK(!found.defined() || found.sizes() == sizes, Sharding,
                "OSDP: a weight that is computed in slices is replaced by a tensor ", found.sizes(),
-               " for this call (torch.func.functional_call?), and in full it is [", rows, ", ", columns,
-               "]. Give full tensors, as model.state_dict() has them, or the model's own parameters.");
+               " for this call (torch.func.functional_call?), and in full it is ", sizes,
+               ". Give full tensors, as model.state_dict() has them, or the model's own parameters.");
     return found;
   }
 };
@@ -129,8 +130,8 @@ struct SplitCall {
   }
 
   at::Tensor operator()(const at::Tensor& input) const {
-    const at::Tensor given = transposed ? weight_of_call.whole(in_features, out_features)
-                                        : weight_of_call.whole(out_features, in_features);
+    const at::Tensor given = transposed ? weight_of_call.whole({in_features, out_features})
+                                        : weight_of_call.whole({out_features, in_features});
     const at::Tensor other = bias_of_call.other();
     const std::optional<at::Tensor> added = other.defined() ? other : bias;
     const py::gil_scoped_release no_gil;
@@ -169,7 +170,7 @@ struct SplitLookUp {
   }
 
   at::Tensor operator()(const at::Tensor& input) const {
-    const at::Tensor given = weight_of_call.whole(rows, columns);
+    const at::Tensor given = weight_of_call.whole({rows, columns});
     const py::gil_scoped_release no_gil;
     if (given.defined()) return at::embedding(given, input, padding_idx);
     refuse_transforms("osdp::split_embedding");
@@ -180,6 +181,59 @@ struct SplitLookUp {
     std::ostringstream out;
     out << "SplitLookUp(rows=" << rows << ", columns=" << columns << ", granularity=" << granularity
         << ", split='" << (split == 0 ? "out" : "in") << "', source=" << source << ")";
+    return out.str();
+  }
+};
+
+// conv.forward = SplitConvolution(conv.weight, ...), in the same way. `pad`: what torch pads before the
+// convolution (padding_mode), as torch.nn.functional.pad takes it; empty: nothing.
+struct SplitConvolution {
+  at::Tensor weight;
+  std::optional<at::Tensor> bias;
+  ops::Convolution convolution;
+  std::vector<int64_t> pad;
+  std::string pad_mode;
+  int64_t granularity, source;
+  Replaceable weight_of_call, bias_of_call;
+
+  SplitConvolution(at::Tensor weight, std::optional<at::Tensor> bias, std::vector<int64_t> sizes,
+                   std::vector<int64_t> stride, std::vector<int64_t> padding, std::vector<int64_t> dilation,
+                   std::vector<int64_t> pad, std::string pad_mode, int64_t granularity, int64_t source,
+                   const py::object& parameters)
+      : weight(std::move(weight)),
+        bias(std::move(bias)),
+        convolution{std::move(sizes), std::move(stride), std::move(padding), std::move(dilation)},
+        pad(std::move(pad)),
+        pad_mode(std::move(pad_mode)),
+        granularity(granularity),
+        source(source),
+        weight_of_call(parameters, "weight"),
+        bias_of_call(parameters, "bias") {}
+
+  at::Tensor operator()(const at::Tensor& input) const {
+    const at::Tensor given = weight_of_call.whole(convolution.weight);
+    const at::Tensor other = bias_of_call.other();
+    const std::optional<at::Tensor> added = other.defined() ? other : bias;
+    const py::gil_scoped_release no_gil;
+    const auto dimensions = static_cast<int64_t>(convolution.weight.size());
+    TORCH_CHECK(input.dim() == dimensions || input.dim() == dimensions - 1, "a convolution with weight ",
+                at::IntArrayRef(convolution.weight), " was given an input ", input.sizes());
+    const bool one = input.dim() == dimensions - 1;  // a sample without a batch
+    at::Tensor x = one ? input.unsqueeze(0) : input;
+    if (!pad.empty()) x = at::pad(x, pad, pad_mode);
+    if (!given.defined()) refuse_transforms("osdp's convolution in slices");
+    const at::Tensor y =
+        given.defined()
+            ? at::convolution(x, given, added, convolution.stride, convolution.padding, convolution.dilation,
+                              false, std::vector<int64_t>(convolution.stride.size(), 0), 1)
+            : ops::split_convolution(x, weight, added, convolution, granularity, source);
+    return one ? y.squeeze(0) : y;
+  }
+
+  std::string repr() const {
+    std::ostringstream out;
+    out << "SplitConvolution(weight=" << at::IntArrayRef(convolution.weight)
+        << ", granularity=" << granularity << ", source=" << source << ")";
     return out.str();
   }
 };
@@ -234,4 +288,20 @@ void bind_ops(py::module_& m) {
       .def_readonly("granularity", &SplitLookUp::granularity)
       .def_readonly("split", &SplitLookUp::split)
       .def_readonly("source", &SplitLookUp::source);
+  py::class_<SplitConvolution>(
+      m, "SplitConvolution",
+      "The call of a convolution with weight `sizes`, computed in `granularity` slices of its outputs; "
+      "called "
+      "like nn.Conv2d.forward. `pad`, `pad_mode`: what is padded before it, as by torch.nn.functional.pad. "
+      "`source` and `parameters`: as of SplitCall.")
+      .def(py::init<at::Tensor, std::optional<at::Tensor>, std::vector<int64_t>, std::vector<int64_t>,
+                    std::vector<int64_t>, std::vector<int64_t>, std::vector<int64_t>, std::string, int64_t,
+                    int64_t, const py::object&>(),
+           py::arg("weight"), py::arg("bias"), py::arg("sizes"), py::arg("stride"), py::arg("padding"),
+           py::arg("dilation"), py::arg("pad"), py::arg("pad_mode"), py::arg("granularity"),
+           py::arg("source"), py::arg("parameters") = py::none())
+      .def("__call__", &SplitConvolution::operator(), py::arg("input"))
+      .def("__repr__", &SplitConvolution::repr)
+      .def_readonly("granularity", &SplitConvolution::granularity)
+      .def_readonly("source", &SplitConvolution::source);
 }

@@ -6,7 +6,7 @@
 #include <torch/library.h>
 
 #include "ops/not_twice.hpp"
-#include "ops/slice_source.hpp"
+#include "ops/slice_version.hpp"
 #include "ops/split_linear.hpp"
 
 namespace osdp::ops {
@@ -53,25 +53,8 @@ class SplitLinear : public torch::autograd::Function<SplitLinear> {
         std::vector<int64_t>{out_features, in_features, granularity, split, source, transposed};
     ctx->saved_data["weight_dtype"] = static_cast<int64_t>(weight.scalar_type());
     ctx->saved_data["has_bias"] = bias.has_value() && bias->defined();
-    if (source != 0 && x.requires_grad() && !weight.is_inference()) {
-      ctx->saved_data["weight"] = weight;
-      ctx->saved_data["version"] = static_cast<int64_t>(weight._version());
-    }
+    if (source != 0 && x.requires_grad()) note_version(ctx, weight);
     return split_linear(x, weight, bias, out_features, in_features, granularity, split, transposed, source);
-  }
-
-  // The check that autograd makes for saved tensors.
-  static void check_version(AutogradContext* ctx, int64_t source) {
-    const auto saved = ctx->saved_data.find("version");
-    if (saved == ctx->saved_data.end()) return;
-    const auto now = static_cast<int64_t>(ctx->saved_data["weight"].toTensor()._version());
-    TORCH_CHECK(
-        now == saved->second.toInt(),
-        "one of the variables needed for gradient computation has been modified by an inplace operation: "
-        "parameter '",
-        find_source(source)->name(), "', computed in slices, is at version ", now, "; expected version ",
-        saved->second.toInt(),
-        " instead. Change parameters after backward, not between forward and backward.");
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {

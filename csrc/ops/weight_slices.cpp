@@ -24,8 +24,8 @@ namespace {
 // difference is an error, as for nn.Linear.
 void check_slice(const SplitShape& shape, const at::Tensor& slice, int64_t index, at::ScalarType compute,
                  const at::Device& device) {
-  TORCH_CHECK(slice.defined() && slice.dim() == 2 && slice.size(0) == shape.slice_rows(index) &&
-                  slice.size(1) == shape.slice_cols(),
+  TORCH_CHECK(slice.defined() && slice.dim() >= 2 && slice.size(0) == shape.slice_rows(index) &&
+                  slice.numel() == shape.slice_rows(index) * shape.slice_cols(),
               "osdp: slice ", index, " has shape ", slice.defined() ? slice.sizes() : at::IntArrayRef{},
               "; expected [", shape.slice_rows(index), ", ", shape.slice_cols(), "]");
   TORCH_CHECK(slice.device() == device, "osdp: slice ", index, " is on ", slice.device(),

@@ -21,6 +21,7 @@ __all__: list[str] = [
     "Piece",
     "Runtime",
     "SplitCall",
+    "SplitConvolution",
     "SplitLookUp",
     "SplitSpec",
     "UnitSpec",
@@ -104,6 +105,31 @@ class SplitLookUp:
     def source(self) -> int: ...
     @property
     def split(self) -> int: ...
+
+class SplitConvolution:
+    """
+    The call of a convolution with weight `sizes`, computed in `granularity` slices of its outputs; called like nn.Conv2d.forward. `pad`, `pad_mode`: what is padded before it, as by torch.nn.functional.pad. `source` and `parameters`: as of SplitCall.
+    """
+    def __call__(self, input: torch.Tensor) -> torch.Tensor: ...
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        sizes: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        stride: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        padding: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        dilation: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        pad: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        pad_mode: str,
+        granularity: typing.SupportsInt | typing.SupportsIndex,
+        source: typing.SupportsInt | typing.SupportsIndex,
+        parameters: typing.Any = None,
+    ) -> None: ...
+    def __repr__(self) -> str: ...
+    @property
+    def granularity(self) -> int: ...
+    @property
+    def source(self) -> int: ...
 
 class Work:
     """

@@ -1,4 +1,4 @@
-"""What a module is: compiled, wrapped, sharded, transformers' Conv1D.
+"""What a module is: compiled, wrapped, sharded, a convolution, transformers' Conv1D.
 
 The registry of sharded models is in this package so that `describe` need not load the runtime.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeGuard
 from weakref import WeakKeyDictionary
 
 import torch
@@ -64,6 +64,11 @@ def without_wrappers(name: str) -> str:
     'blocks.0.up.weight'
     """
     return name.replace(_CHECKPOINT_WRAPPER, "")
+
+
+def is_convolution(module: nn.Module) -> TypeGuard[nn.Conv1d | nn.Conv2d | nn.Conv3d]:
+    """Whether it is a convolution of torch. Subclasses may compute something else."""
+    return type(module) in (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def is_conv1d(module: nn.Module) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from torch import nn
 
 from osdp.base.kept_state import outside_inference_mode
 from osdp.base.later_methods import function_of
-from osdp.base.modules import is_conv1d, is_sharded, not_compiled
+from osdp.base.modules import is_conv1d, is_convolution, is_sharded, not_compiled
 from osdp.base.tensor_parallel import layout_of, local_part
 from osdp.base.tensor_trees import batch_of, tensors_in, with_batch
 from osdp.base.warned import warn
@@ -283,6 +284,7 @@ def _assemble(
                 split_shape=(shape := None if name in copied else _split_shape(owners, name, first)),
                 look_ups=_look_ups(owners, gather_at) if shape is not None else (),
                 transposed=shape is not None and is_conv1d(owners.modules[name]),
+                kernel_places=0 if shape is None else _kernel_places(owners.modules[name]),
                 parameter_bytes=sum(owners.parameters[p].nbytes for p in parameters),
                 buffer_bytes=buffers.pop(name),
                 flops_per_sample=flops,
@@ -395,7 +397,7 @@ def _split_shape(owners: Ownership, name: str, trace: Trace | None) -> tuple[int
     """The outputs and inputs of the module's weight if it can be sliced; else None.
 
     It can if all that read it are plain nn.Linear and nn.Embedding modules whose weight it is, which all read it: so a
-    table that is tied to a head has one set of slices. Or if all are transformers' Conv1D.
+    table that is tied to a head has one set of slices. Or if all are transformers' Conv1D, or convolutions.
     """
     module = owners.modules[name]
     if trace is None or not _can_be_sliced(module):
@@ -411,29 +413,37 @@ def _split_shape(owners: Ownership, name: str, trace: Trace | None) -> tuple[int
     homes = {owners.home(n) for n in (weight, *owners.aliases[weight])}
     if readers != homes or not all(_can_be_sliced(r) and r.weight is own for r in readers):
         return None
-    if any(is_conv1d(r) != is_conv1d(module) for r in readers):
+    if any(is_conv1d(r) != is_conv1d(module) or is_convolution(r) != is_convolution(module) for r in readers):
         return None
     layout = layout_of(own)
     if layout is not None and not (layout.divided and type(module) is nn.Linear and len(readers) == 1):
         return None
-    out_features, in_features = local_part(own).shape
+    shape = local_part(own).shape
+    out_features, in_features = shape[0], math.prod(shape[1:])
     if is_conv1d(module):
         out_features, in_features = in_features, out_features
     return (out_features, in_features) if min(out_features, in_features) >= 2 else None
 
 
 def _can_be_sliced(module: nn.Module) -> bool:
-    """Whether this module computes as `osdp.sharding.split_linear` or `split_embedding` does."""
+    """Whether this module computes as `osdp.sharding.split_linear`, `split_embedding` or `_C.SplitConvolution` does."""
     if "forward" in vars(module) or _has_hooks(module):
         return False
     if type(module) is nn.Embedding:
         # max_norm writes to the table, the others make gradients that slices do not.
         return module.max_norm is None and not module.scale_grad_by_freq and not module.sparse
+    if is_convolution(module):
+        # Of those with groups only whole groups could be a slice; their weights are small by as many times.
+        return module.groups == 1
     return type(module) is nn.Linear or is_conv1d(module)
 
 
 def _look_ups(owners: Ownership, gather_at: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(place for place in gather_at if type(owners.modules[place]) is nn.Embedding)
+
+
+def _kernel_places(module: nn.Module) -> int:
+    return math.prod(module.kernel_size) if is_convolution(module) else 0
 
 
 def _has_hooks(module: nn.Module) -> bool:

@@ -65,7 +65,7 @@ class Operator:
     calls: int  # calls of the `gather_at` modules in one forward, together
     block: str | None  # the recomputable block (a key of ModelDescription.blocks) that contains it
     # (out, in) of the weight, or (rows, columns) of the table, where its calls can be computed in slices; else None.
-    # See `transposed`.
+    # Of a convolution (out, weights of one output). See `transposed`.
     split_shape: tuple[int, int] | None
     parameter_bytes: int
     buffer_bytes: int
@@ -86,6 +86,9 @@ class Operator:
     # Those of `gather_at` that look rows up (nn.Embedding) in what can be sliced; the others multiply with it.
     look_ups: tuple[str, ...] = ()
     transposed: bool = False  # the weight that can be sliced is stored as [in, out] (transformers' Conv1D)
+    # Of a convolution that can be computed in slices, of its outputs: the weights between one output and one input, which
+    # are the places of its kernel; else 0.
+    kernel_places: Annotated[int, AtLeast(0)] = 0
     # Of a linear: whether forward cuts its outputs in parts (a fused projection), and in how many groups (heads) it views
     # them; 0: none. Which ranks can share it by its outputs follows (tensor parallelism).
     output_cut: bool = False
@@ -96,8 +99,8 @@ class Operator:
 
     @property
     def multiplies(self) -> bool:
-        """Whether it is a product that can be computed in slices, and no table."""
-        return self.split_shape is not None and not self.look_ups
+        """Whether it is a product that can be computed in slices, and no table or convolution."""
+        return self.split_shape is not None and not self.look_ups and not self.kernel_places
 
     @property
     def stored_shape(self) -> tuple[int, int] | None:
@@ -105,6 +108,13 @@ class Operator:
         if self.split_shape is None or not self.transposed:
             return self.split_shape
         return self.split_shape[1], self.split_shape[0]
+
+    def slices(self, parameter: Parameter) -> bool:
+        """Whether the parameter has the shape of the weight that can be sliced."""
+        shape = parameter.shape
+        if self.kernel_places and len(shape) > 2:
+            shape = (shape[0], math.prod(shape[1:]))
+        return self.split_shape is not None and shape == self.stored_shape
 
     def gathered_at(self, places: tuple[str, ...]) -> Operator:
         """The same operator, gathered at the calls of other modules. A table is not sliced then, since its look-ups are

@@ -20,11 +20,11 @@ class Choice:
     """How one operator is sharded.
 
     `mode` is NO_SHARD, SHARD_GRAD_OP, FULL_SHARD or HYBRID_SHARD; FULL_SHARD_OFFLOAD or HYBRID_SHARD_OFFLOAD are the
-    same with this rank's part in host memory. With FULL_SHARD a Linear, Embedding or Conv1D can be
-    computed in `granularity` slices, of which `sharded_slices` (default: all) are sharded and the others are kept in full
-    on every rank; in all other cases `granularity` is 1. `split` is the dimension of the weight that is
-    sliced: "out" (no summation) or "in" (outputs are summed, as in the paper). Slices of the rows of the stored weight
-    differ by one row at most; those of its columns are equal.
+    same with this rank's part in host memory. With FULL_SHARD a Linear, Embedding, convolution or transformers' Conv1D can
+    be computed in `granularity` slices, of which `sharded_slices` (default: all) are sharded and the others are kept in
+    full on every rank; in all other cases `granularity` is 1. `split` is the dimension of the weight that is sliced: "out"
+    (no summation) or "in" (outputs are summed, as in the paper); a convolution's is "out". Slices of the rows of the stored
+    weight differ by one row at most; those of its columns are equal.
 
     >>> Choice("FULL_SHARD", granularity=4, sharded_slices=2, split="out")
     """
@@ -60,6 +60,8 @@ def uneven(operator: Operator, split: str) -> bool:
 def fits(operator: Operator, granularity: int, split: str) -> bool:
     """Whether the operator can be computed in so many slices along `split`."""
     length = split_length(operator, split)
+    if operator.kernel_places and split != "out":
+        return False
     return length is not None and _search.slices_fit(length, granularity, uneven(operator, split))
 
 

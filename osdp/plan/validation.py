@@ -185,12 +185,17 @@ def _description_problems(description: ModelDescription) -> Iterator[tuple[str, 
         yield from _sizes(f"{where}.", operator, ("flops_per_sample",), 2**63 - 1)
         if operator.block is not None and operator.block not in blocks:
             yield f"{where}.block", unknown_name("block that can be recomputed", operator.block, blocks)
-        if operator.split_shape is not None and not any(
-            p.shape == operator.stored_shape for p in operator.parameters
-        ):
+        if operator.split_shape is not None and not any(map(operator.slices, operator.parameters)):
             yield f"{where}.split_shape", f"no parameter of the operator has shape {operator.stored_shape}"
         if operator.transposed and (operator.split_shape is None or operator.look_ups):
             yield f"{where}.transposed", "only the weight of a product that can be computed in slices is"
+        if operator.kernel_places and (
+            operator.split_shape is None
+            or operator.look_ups
+            or operator.transposed
+            or operator.split_shape[1] % operator.kernel_places
+        ):
+            yield f"{where}.kernel_places", "only a convolution that can be computed in slices has them"
         for name in operator.look_ups:
             if name not in operator.gather_at:
                 yield f"{where}.look_ups", f"{name!r} is not in gather_at"
@@ -245,6 +250,8 @@ def choice_problems(choice: Choice, operator: Operator | None) -> Iterator[str]:
         length = split_length(operator, choice.split)
         if length is None:
             yield f"granularity {g}: {operator.kind} {operator.name!r} cannot be computed in slices"
+        elif operator.kernel_places and choice.split != "out":
+            yield f"granularity {g}: {operator.kind} {operator.name!r} has slices of its outputs alone (split='out')"
         elif not fits(operator, g, choice.split):
             why = "is more than" if uneven(operator, choice.split) else "does not divide"
             yield f"granularity {g} {why} {length}, the length of the {choice.split!r} dimension"

@@ -66,6 +66,7 @@ def make_model(
                 o.backward_kernels,
                 o.split_shape,
                 o.transposed,
+                o.kernel_places,
                 o.calls,
                 dtypes[o.name],
             )
@@ -274,7 +275,7 @@ def _operator(
     op.name = o.name
     op.tensors = [_tensor(p, precision, whole) for p in o.parameters]
     if o.split_shape is not None:
-        weights = [i for i, p in enumerate(o.parameters) if p.shape == o.stored_shape]
+        weights = [i for i, p in enumerate(o.parameters) if o.slices(p)]
         if weights and o.parameters[weights[0]].elements:
             op.split_tensor = weights[0]
             op.out_features, op.in_features = o.split_shape
@@ -282,7 +283,7 @@ def _operator(
             a_row = 2 * math.prod(o.split_shape) * products  # flops over all calls
             op.rows_per_sample = -(-(o.flops_per_sample + tied_flops) // a_row)
             op.look_ups = len(o.look_ups)
-            op.transposed = o.transposed
+            op.transposed, op.convolution = o.transposed, o.kernel_places > 0
     op.calls = max(1, o.calls)
     op.places = max(1, len(o.gather_at)) if o.traced else 1
     op.block = -1 if o.block is None else block_index[o.block]
@@ -327,6 +328,7 @@ def signature(o: Operator) -> object:
         len(o.gather_at),
         o.split_shape,
         o.transposed,
+        o.kernel_places,
         *(getattr(o, name) for name in (*SAVED_BYTES, *WORK_BYTES)),
         o.waiting_gradient_bytes,
         o.flops_per_sample,

@@ -66,12 +66,16 @@ def slices_s(
     ]
     whole = kernels_s(kernels, rates, flops_per_s, batch)
     rows = operator.flops_per_sample * batch / (2 * shape[0] * shape[1] * max(1, operator.calls))
+    read = (
+        shape[0],
+        shape[1] // max(1, operator.kernel_places),
+    )  # a convolution's places read the same inputs
     found = []
     for n in range(2, MOST_SLICES + 1):
         cut = _dimension_cut(operator, n)
         if cut is None:
             continue
-        again = round((1 - 1 / n) * rows * shape[1 - cut] * bytes_per_element)
+        again = round((1 - 1 / n) * rows * read[1 - cut] * bytes_per_element)
         thin = [_slice_of(k, n, shape[cut] // n, again) for k in kernels]
         found.append((n, max(0.0, n * kernels_s(thin, rates, flops_per_s, batch) - whole)))
     return found

@@ -13,7 +13,7 @@ from torch import nn
 
 from osdp import _C
 from osdp.base.cast_floats import MoveInputs
-from osdp.base.modules import is_conv1d, not_a_frame
+from osdp.base.modules import is_conv1d, is_convolution, not_a_frame
 from osdp.base.tensor_parallel import layout_of
 from osdp.base.tensor_trees import batch_of
 from osdp.base.warned import warn
@@ -30,6 +30,7 @@ from osdp.sharding.module_changes import ModuleChanges
 from osdp.sharding.parameter_settings import apply_settings
 from osdp.sharding.recomputation import RecomputedBlock
 from osdp.sharding.sharded_model import Sharded, joined, sliced_modules
+from osdp.sharding.split_convolution import split_convolution
 from osdp.sharding.state_dict import show_full_parameters
 from osdp.sharding.torch_patches.other_parallels import mark_for_others
 from osdp.sharding.unit_calls import install_calls
@@ -69,12 +70,15 @@ def _install_splits(model: nn.Module, plan: Plan, index: dict[str, int], runtime
     for name, places in sliced_modules(plan).items():
         choice = plan.choices[name]
         at = index[joined(name, "weight")]
-        rows, columns = runtime.full_shape(at)
+        sizes = runtime.full_shape(at)
+        rows, columns = sizes[:2]
         how = (choice.granularity, choice.split, runtime.source_of(at))
         for place in places:
             module: Any = model.get_submodule(place)
             # describe gives a split_shape to nothing else
-            assert isinstance(module, (nn.Linear, nn.Embedding)) or is_conv1d(module)
+            assert (
+                isinstance(module, (nn.Linear, nn.Embedding)) or is_conv1d(module) or is_convolution(module)
+            )
             layout = layout_of(module.weight)
             forward: Any
             if isinstance(module, nn.Embedding):
@@ -92,6 +96,8 @@ def _install_splits(model: nn.Module, plan: Plan, index: dict[str, int], runtime
                 forward = split_embedding.SplitLookUp(
                     module.weight, rows, columns, module.padding_idx, *how, module._parameters
                 )
+            elif is_convolution(module):
+                forward = split_convolution(module, sizes, choice.granularity, runtime.source_of(at))
             else:
                 bias = module.bias if layout is None else None
                 turned = is_conv1d(module)

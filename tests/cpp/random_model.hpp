@@ -47,8 +47,11 @@ inline Model random_model(Random& r, int64_t operators) {
       op.look_ups = 1 + op.saved_bytes_per_sample % op.places;
     else if (op.split_tensor >= 0 && op.saved_bytes_fixed % 3 == 1)
       op.transposed = true, std::swap(op.out_features, op.in_features);
+    else
+      op.convolution = op.saved_bytes_per_sample % 2 == 1;
     if (r() % 2 == 0) op.work_bytes_per_sample = draw(r, 0, 90), op.work_bytes_fixed = draw(r, 0, 20);
     op.waiting_gradient_bytes = op.work_bytes_fixed / 2;
+    op.backward_work_bytes_fixed = op.convolution ? op.work_bytes_fixed : 0;
     op.compute_s_per_sample = 1e-9 * static_cast<double>(draw(r, 0, 50));
     op.recompute_s_per_sample = op.compute_s_per_sample / 3;
     if (op.saved_bytes_fixed >

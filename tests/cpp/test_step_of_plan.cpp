@@ -200,6 +200,43 @@ void slices_in_16_bits_are_summed_in_float() {
   CHECK(play(step, 1).peak_bytes > 2'000'000);
 }
 
+// As csrc/ops/split_convolution.cpp computes them: terms of the input's gradient, and copies of outputs.
+void slices_of_convolutions_have_terms_and_copies() {
+  Model model;
+  model.operators = {linear(8, 10)};
+  Operator& op = model.operators[0];
+  op.convolution = true, op.rows_per_sample = 3, op.work_bytes_per_sample = 100;
+  PlainPlan plan = plan_of(1, Mode::FullShard);
+  plan.batch.size = 5;
+  using Work = std::pair<int64_t, int64_t>;  // in forward and in backward
+  const auto work = [&](Split split) {
+    plan.choices[0] = {Mode::FullShard, 2, 2, split};
+    const StepOperator o = step_of(model, request(4), plan, {{"a", {0}, {{0, 0}}, 1}}, 1, {}).operators[0];
+    return Work(o.forward_work_bytes, o.work_bytes);
+  };
+  Space in_slices;
+  in_slices.modes = {Mode::FullShard}, in_slices.granularities = {2};
+  const int64_t outputs = 5 * 3 * 8 * 4, slice = 8 * 10 * 4 / 2;
+  CHECK((work(Split::Out) == Work(outputs / 2, 500 + outputs / 2 + (500 - outputs) + slice)));
+  op.tensors[0].trainable = false;
+  CHECK((work(Split::Out) == Work(outputs / 2, 500 + outputs / 2 + (500 - outputs))));
+  op.tensors[0].trainable = true;
+  for (Tensor& t : op.tensors) t.compute_row_bytes = t.row_bytes / 2;
+  const int64_t half = outputs / 2;
+  CHECK((work(Split::Out) == Work(half / 2, 500 + half / 2 + 2 * (500 - half) + slice / 2)));
+  // Of copies of the weight those of a slice are left, in its lower bound as well.
+  op.work_bytes_fixed = 1000, op.backward_work_bytes_fixed = 900;
+  CHECK(
+      (work(Split::Out) == Work(half / 2, 500 + 1000 + half / 2 + 2 * (500 - half) + slice / 2 - slice / 2)));
+  const auto certain = [&] {
+    return candidates(op, request(4).device, in_slices, Recompute::None).back().own_bytes;
+  };
+  const int64_t less = certain();
+  op.backward_work_bytes_fixed = 0;
+  CHECK_EQ(certain() - less, slice / 2);
+  CHECK_THROWS(work(Split::In), InvalidProblem, "cannot be computed in 2 slices");
+}
+
 // As runtime/step/slice_provider.cpp casts them: a NO_SHARD slice at a time, in forward and in backward.
 void replicated_slices_are_cast_one_at_a_time() {
   Model model;
@@ -328,6 +365,7 @@ int main() {
   offloaded_parts_rest_on_the_host();
   slices_are_units();
   gradients_wait_for_a_sum_unless_they_are_in_slices();
+  slices_of_convolutions_have_terms_and_copies();
   slices_in_16_bits_are_summed_in_float();
   replicated_slices_are_cast_one_at_a_time();
   means_are_cast_to_the_dtype_in_which_they_are_kept();

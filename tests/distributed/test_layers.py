@@ -182,6 +182,57 @@ def test_batch_norm_keeps_local_statistics_as_distributed_data_parallel(ranks, w
     ranks(batch_norm, world=world)
 
 
+class Convolutions(nn.Module):
+    """One is the first layer, two share a weight, one is frozen, one has groups, one is in a block; images lie channels
+    last in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(2, 5, 3, stride=2, padding=1)
+        self.one = nn.Conv2d(5, 5, 3, padding="same", padding_mode="circular")
+        self.other = nn.Conv2d(5, 5, 3, padding=2, dilation=2, bias=False)
+        self.other.weight = self.one.weight
+        self.frozen = nn.Conv2d(5, 5, 1)
+        self.groups = nn.Conv2d(5, 5, 3, padding=1, groups=5)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Conv1d(5, 7, 3, padding=1), nn.Tanh()) for _ in range(1))
+        self.frozen.weight.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(self.first(x)).contiguous(memory_format=torch.channels_last)
+        h = torch.tanh(self.groups(self.other(self.frozen(torch.tanh(self.one(h))))))
+        for block in self.blocks:
+            h = block(h.flatten(2))
+        return h.mean(2)
+
+
+def convolutions(me: Member, dtype: torch.dtype, tolerance: float | None) -> None:
+    def sliced(description):
+        shapes = {o.name: (o.split_shape, o.kernel_places) for o in description.operators if o.parameters}
+        assert shapes["first"] == ((5, 18), 9) and shapes["groups"] == (None, 0)
+        assert shapes["blocks.0.0"] == ((7, 15), 3) and shapes["frozen"] == ((5, 5), 1)
+        found = plans.in_slices(description, "out", me.world)
+        assert sum(c.granularity > 1 for c in found.choices.values()) == 4
+        mixture = plans.mixture(description, me.world)
+        return {
+            "slices": found,
+            "again": plans.recomputed(found, "hold"),
+            "mixture": plans.recomputed(mixture, "regather"),
+        }
+
+    train_all(
+        me, Workload(Convolutions, lambda s: ((torch.randn(s, 2, 8, 6),), torch.randn(s, 7))), sliced, dtype=dtype,
+        tolerance=tolerance, steps=2, micros=2, no_sync=me.world == 3,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("world", "dtype", "tolerance"),
+    [(2, torch.float64, None), (3, torch.float64, None), (2, torch.bfloat16, 0.05)],
+)
+def test_convolutions_in_slices(ranks, world, dtype, tolerance):
+    ranks(convolutions, dtype, tolerance, world=world)
+
+
 def transformer_layer(me: Member) -> None:
     """In evaluation it may take a fused path that reads its children's parameters without calling them."""
     workload = Workload(

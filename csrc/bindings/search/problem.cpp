@@ -56,6 +56,9 @@ void bind_model(py::module_& m) {
       .def_readwrite("look_ups", &Operator::look_ups,
                      "Places, the first ones, that look rows of the table up.")
       .def_readwrite("transposed", &Operator::transposed, "The weight to split is stored as [in, out].")
+      .def_readwrite(
+          "convolution", &Operator::convolution,
+          "The weight to split is a convolution's, [out, in, ...], with slices of its outputs alone.")
       .def_readwrite("slices_s", &Operator::slices_s);
   py::class_<Model>(m, "Model", "`blocks`: name and bytes of its input for each sample.")
       .def(py::init([](std::vector<Operator> operators, std::vector<std::pair<std::string, int64_t>> blocks,

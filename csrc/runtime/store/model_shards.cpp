@@ -17,9 +17,9 @@ bool can_shard(at::IntArrayRef sizes, const ShardGroups& shard_groups) {
 void check_split(const ParamSpec& spec) {
   if (!spec.split) return;
   const SplitSpec& s = *spec.split;
-  OSDP_CHECK(spec.sizes().size() == 2, Sharding, "OSDP: parameter '", spec.name,
-             "' is not a matrix and cannot be split");
   const bool rows = s.dim == ops::SplitDim::Out;
+  OSDP_CHECK(spec.sizes().size() == 2 || (rows && spec.sizes().size() > 2), Sharding, "OSDP: parameter '",
+             spec.name, "' is ", spec.sizes(), " and cannot be split");
   const int64_t length = spec.sizes()[rows ? 0 : 1];
   OSDP_CHECK(s.granularity > 0 && slices_fit(length, s.granularity, rows) && s.sharded >= 0 &&
                  s.sharded <= s.granularity,

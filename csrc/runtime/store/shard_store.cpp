@@ -29,8 +29,10 @@ bool same_values(const at::Tensor& one, const at::Tensor& other) {
 
 // The offsets of one slice of a split weight in the full weight.
 std::vector<int64_t> slice_offsets(at::IntArrayRef full, const SplitSpec& s, int64_t slice) {
-  return s.dim == ops::SplitDim::Out ? std::vector<int64_t>{slice_begin(full[0], s.granularity, slice), 0}
-                                     : std::vector<int64_t>{0, slice_begin(full[1], s.granularity, slice)};
+  const size_t dim = s.dim == ops::SplitDim::Out ? 0 : 1;
+  std::vector<int64_t> offsets(full.size(), 0);
+  offsets[dim] = slice_begin(full[dim], s.granularity, slice);
+  return offsets;
 }
 
 std::vector<Piece> split_pieces(at::IntArrayRef full, const SplitSpec& s, int64_t rank, int64_t world) {

@@ -27,8 +27,9 @@ struct Groups {
 
 // A matrix that is divided into `granularity` slices: of its rows (Out), which differ by one row at most
 // (slice_begin in modes.hpp), or of its columns (In), which are equal: rows of the local tensor are as long
-// as those of a slice. A weight [in, out] is split along its inputs by Out. The last `sharded` slices are
-// sharded over the ranks; every rank keeps the others in full. 0 <= sharded <= granularity.
+// as those of a slice. A weight [in, out] is split along its inputs by Out; a convolution's, [out, in, ...],
+// by Out alone. The last `sharded` slices are sharded over the ranks; every rank keeps the others in full.
+// 0 <= sharded <= granularity.
 struct SplitSpec {
   int64_t granularity;
   int64_t sharded;

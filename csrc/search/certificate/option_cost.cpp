@@ -54,6 +54,13 @@ class Columns {
       const int64_t both = std::min(op_.waiting_gradient_bytes, 2 * weight().compute_bytes());
       c.kept_bytes -= one, c.own_phase_bytes -= both - one;
     }
+    if (sliced() && op_.convolution) {  // its kernels copy a slice of the weight where they copied all of it
+      const int64_t copied =
+          std::min({std::max<int64_t>(0, op_.work_bytes_fixed - op_.waiting_gradient_bytes),
+                    op_.backward_work_bytes_fixed, weight().compute_bytes()});
+      const int64_t lines = in_slices_->lines, most = divided(lines, choice_.granularity);
+      c.own_phase_bytes -= copied - in_slices_->part(copied, most);
+    }
     c.held_bytes = held();
     if (kept_throughout()) {  // parameters, and the sum of their gradients beside this rank's part
       const int64_t more = summed();
@@ -243,7 +250,7 @@ Split slices_of(const Operator& op, int64_t g) {
   const std::array splits{Split::Out, Split::In};
   const size_t rows = op.transposed ? 1 : 0, columns = 1 - rows;
   if (g < 2) return Split::None;
-  if (lines[rows] % g != 0 && lines[columns] % g == 0) return splits[columns];
+  if (!op.convolution && lines[rows] % g != 0 && lines[columns] % g == 0) return splits[columns];
   return lines[rows] >= g ? splits[rows] : Split::None;
 }
 

@@ -250,7 +250,7 @@ class Pricer {
       const int64_t leaving = looks_up || fitting > 1 || space_.streams ? leaving_bytes(c) : 0;
       c.own_bytes += std::max(ahead(c.sharded_slices - 1), ahead(c.sharded_slices - 2) + leaving);
       const LessInSlices less = less_in_slices(op_);
-      c.own_bytes -= less.own, c.gathered_bytes -= less.after;
+      c.own_bytes -= less.own + fewer_copies(op_, slices), c.gathered_bytes -= less.after;
     } else if (sharded && !split && !kept && (recompute_ != Recompute::Hold || c.held_bytes == 0)) {
       c.own_bytes += compute_bytes_;
     }
@@ -337,7 +337,7 @@ Candidate candidate_of(const Operator& op, const Device& device, const Space& sp
   const int64_t length = split == Split::Out ? op.out_features : split == Split::In ? op.in_features : 0;
   const bool by_rows = (split == Split::Out) != op.transposed;
   if (op.split_tensor < 0 || length == 0 || !slices_fit(length, granularity, by_rows) ||
-      sharded > granularity) {
+      sharded > granularity || (op.convolution && !by_rows)) {
     throw InvalidProblem("operator '" + op.name + "' cannot be computed in " + std::to_string(granularity) +
                          " slices as the plan says");
   }

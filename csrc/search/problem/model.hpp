@@ -92,7 +92,10 @@ struct Operator {
   // Of its places those, the first in execution order, that look rows of split_tensor up (nn.Embedding):
   // their backward makes the gradients of its slices, but gathers none.
   int64_t look_ups = 0;
-  bool transposed = false;             // split_tensor is stored as [in, out] (transformers' Conv1D)
+  bool transposed = false;  // split_tensor is stored as [in, out] (transformers' Conv1D)
+  // split_tensor is the weight of a convolution, [out, in, ...]: of its outputs alone there are slices, and
+  // in_features counts the weights of one output.
+  bool convolution = false;
   int64_t waiting_gradient_bytes = 0;  // part of its work: see Note [Gradients that wait] in phases.hpp
 };
 
@@ -112,6 +115,14 @@ inline LessInSlices less_in_slices(const Operator& op) {
   const int64_t gradient = op.tensors[op.split_tensor].compute_bytes();
   const int64_t after = std::min(gradient, op.waiting_gradient_bytes);
   return {after, std::min(gradient, op.waiting_gradient_bytes - after)};
+}
+
+// The part of a convolution's work that its kernels make of the weight: copies in another layout, on CPUs
+// (osdp/description/aten_workspaces.py). Those of a slice are as large as the slice.
+inline int64_t copies_of_weight(const Operator& op) {
+  if (!op.convolution) return 0;
+  const int64_t fixed = std::max<int64_t>(0, op.work_bytes_fixed - op.waiting_gradient_bytes);
+  return std::min({fixed, op.backward_work_bytes_fixed, op.tensors[op.split_tensor].compute_bytes()});
 }
 
 // Tensors up to this size are packed into a flat copy for communication (csrc/comm/packing.hpp: kSmallBytes).

@@ -17,7 +17,7 @@ inline Split split_of(const Operator& op, int64_t g) {
               by_columns = op.transposed ? Split::Out : Split::In;
   if (op.split_tensor < 0 || g < 2) return Split::None;
   if (rows % g == 0) return by_rows;
-  if (slices_fit(columns, g, false)) return by_columns;
+  if (!op.convolution && slices_fit(columns, g, false)) return by_columns;
   return slices_fit(rows, g, true) ? by_rows : Split::None;
 }
 
@@ -55,5 +55,11 @@ struct Slices {
     return of_small == 0 ? large_ones : large_ones + static_cast<Value>(of_small) * of(small);
   }
 };
+
+// How much less of its weight a convolution in slices copies.
+inline int64_t fewer_copies(const Operator& op, const Slices& slices) {
+  const int64_t all = copies_of_weight(op);
+  return all - slices.bytes(all, slices.large);
+}
 
 }  // namespace osdp::search

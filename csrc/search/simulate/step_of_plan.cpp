@@ -242,6 +242,30 @@ class Builder {
     if (split == Split::In) o.work_bytes = Linear{o.work_bytes, o.work_bytes / granularity}(1);
   }
 
+  // A slice of a convolution makes a part of the outputs, which is copied to its place; in backward it reads
+  // a copy of their gradient, makes a whole gradient of the input, which is added to the sum (a float one in
+  // 16 bits), and is there while its own gradient is made. Its operator works on the gradients of both, and
+  // on copies of the weight, of which it makes fewer.
+  void add_terms_of_convolution(StepOperator& o, const Operator& at, const Operator& op, const Slices& slices,
+                                int64_t granularity) const {
+    const Tensor& weight = op.tensors[op.split_tensor];
+    const int64_t element = weight.compute_bytes() / (op.out_features * op.in_features);
+    const int128 a_sample = static_cast<int128>(op.rows_per_sample) * op.out_features * element;
+    if (a_sample > kLargestSum) throw InvalidProblem("operator '" + op.name + "': more than 2^61 bytes");
+    const int64_t outputs = of_batch(0, static_cast<int64_t>(a_sample));
+    const int64_t part = (outputs + granularity - 1) / granularity;
+    const int64_t input = std::max<int64_t>(0, of_batch(0, at.work_bytes_per_sample) - outputs);
+    const int64_t fewer = &at == &op ? fewer_copies(op, slices) : 0;
+    const auto add = [](int64_t a, int64_t b) { return Linear{a, b}(1); };
+    const int64_t values = of_batch(at.forward_work_bytes_fixed, at.forward_work_bytes_per_sample);
+    o.forward_work_bytes = std::max(o.forward_work_bytes, add(values, part) - std::min(fewer, values));
+    if (o.block >= 0) o.recompute_work_bytes = std::max(o.recompute_work_bytes, o.forward_work_bytes);
+    o.work_bytes = add(add(o.work_bytes, part), element == 2 ? add(input, input) : input);
+    if (weight.trainable)
+      o.work_bytes = add(o.work_bytes, slices.bytes(weight.compute_bytes(), slices.large));
+    o.work_bytes -= std::min(fewer, o.work_bytes);
+  }
+
   void add_unit(PlannedUnit unit) {
     for (int i : unit.operators) {
       if (i < 0 || static_cast<size_t>(i) >= model_.operators.size()) {
@@ -431,6 +455,8 @@ class Builder {
       if (calls++ < op.look_ups)
         add_copies_of_look_up(o, at, largest, weight.compute_bytes() / op.out_features, choice.granularity,
                               choice.split);
+      else if (op.convolution)
+        add_terms_of_convolution(o, at, op, slices, choice.granularity);
       else
         add_sum_of_slices(o, at, op, choice.split);
     }

@@ -88,6 +88,7 @@ class LocalOperators:
             parameters=parameters,
             split_shape=split,
             look_ups=(),
+            kernel_places=0,
             parameter_bytes=sum(
                 p.elements * o.parameter_bytes // max(1, sum(q.elements for q in o.parameters))
                 for p in parameters

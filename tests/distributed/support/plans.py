@@ -24,6 +24,10 @@ def sliced(operator: Operator, dice: random.Random, split: str | None = None) ->
     """A random choice in slices along `split` ("out", "in" or either); None where the operator has none."""
     if operator.split_shape is None:
         return None
+    if operator.kernel_places:
+        if split == "in":
+            return None
+        split = "out"
     split = split or dice.choice(("out", "in"))
     length = operator.split_shape[0 if split == "out" else 1]
     allowed = numbers_of_slices(length, may_be_uneven=uneven(operator, split))

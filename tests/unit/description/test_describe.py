@@ -102,7 +102,7 @@ def test_a_conv_net_in_training_keeps_its_running_statistics() -> None:
     assert all(torch.equal(before[name], buffer) for name, buffer in model.named_buffers())
     assert operators["conv"].flops_per_sample == 2 * 8 * 8 * 8 * 27
     assert operators["norm"].buffer_bytes == 8 * 4 * 2 + 8
-    assert operators["conv"].split_shape is None
+    assert operators["conv"].split_shape == (8, 27) and operators["conv"].kernel_places == 9
 
 
 def test_every_buffer_counts_once() -> None:
@@ -366,6 +366,22 @@ def test_only_plain_linears_can_be_computed_in_slices() -> None:
     model[2].register_forward_hook(lambda module, args, output: output * 2)
     shapes = {o.name: o.split_shape for o in osdp.describe(model, torch.randn(2, 4)).operators}
     assert shapes == {"0": (6, 4), "1": None, "2": None, "3": None}
+
+
+def test_only_plain_convolutions_without_groups_can_be_computed_in_slices() -> None:
+    class Special(nn.Conv1d):
+        pass
+
+    model = nn.Sequential(
+        nn.Conv1d(4, 6, 3, padding_mode="circular", padding=1), nn.Conv1d(6, 6, 1, groups=3), Special(6, 6, 1),
+        nn.ConvTranspose1d(6, 6, 1), nn.Conv1d(6, 4, 2, bias=False),
+    )  # fmt: skip
+    description = osdp.describe(model, torch.randn(2, 4, 8))
+    shapes = {o.name: (o.split_shape, o.kernel_places) for o in description.operators if o.parameters}
+    whole = (None, 0)
+    assert shapes == {"0": ((6, 12), 3), "1": whole, "2": whole, "3": whole, "4": ((4, 12), 2)}
+    with pytest.raises(osdp.InvalidProblemError, match="slices of its outputs alone"):
+        osdp.Plan.uniform(description).replace({"0": osdp.Choice("FULL_SHARD", granularity=2, split="in")})
 
 
 def test_without_a_sample_operators_are_gathered_at_their_parents() -> None:

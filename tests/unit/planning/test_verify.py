@@ -100,6 +100,7 @@ INPUTS = (
     "description.operators[].split_shape[]",
     "description.operators[].look_ups[]",
     "description.operators[].transposed",
+    "description.operators[].kernel_places",
     "description.operators[].output_groups",
     "description.operators[].buffer_bytes",
     "description.operators[].saved_bytes_per_sample",

@@ -11,8 +11,8 @@ prediction on a machine that is as fast as it was then, `error` its error. What 
 are of each stage's live heap (heap_peak.c), over what the process held before the model; a plan's error is that of its worst
 stage. `auto` are the degrees that the search returns on this machine when it is free.
 
-Last, a model whose head is as large as several blocks is trained in two stages, with the search's cut and with equally
-many blocks in both, in turns. Each part is kept in FILE when it is measured; --resume goes on after those that FILE has.
+Last, a model whose head is as large as several blocks is trained in two stages of one rank each (more ranks than cores would
+take turns, and no rank wait), with the search's cut and with equally many blocks in both, in turns. Each part is kept in FILE when it is measured; --resume goes on after those that FILE has.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Trial:
                     osdp.search(
                         self.description,
                         memory=int(memory),
-                        world_size=RANKS,
+                        world_size=dist.get_world_size(),
                         hosts=self.hosts,
                         hardware=self.hardware,
                         global_batch_size=SAMPLES,
@@ -213,20 +213,20 @@ def unbalanced(steps: str, hosts: str) -> dict[str, Any]:
 @contextmanager
 def evenly() -> Iterator[None]:
     """Context in which searches cut the model into two stages with equally many blocks."""
-    from osdp.planning.degrees import pipelines, search_degrees
+    from osdp.planning.degrees import cuts, pipelines
 
-    kind = pipelines.CandidatePipelines
-    balanced, searched, rounds = pipelines.balanced, kind.searched, search_degrees.ROUNDS
+    kind = cuts.Pipelines
+    balanced, improved = pipelines.balanced, kind.improved
 
     def middle(weights: Sequence[float], stages: int) -> tuple[int, ...]:
         return 0, 1 + LAYERS // stages, len(weights)  # the first link is the table
 
-    pipelines.balanced, search_degrees.ROUNDS = middle, 0
-    kind.searched = lambda self, cuts, effort, rounds: searched(self, cuts, effort, 0)
+    pipelines.balanced = middle
+    kind.improved = lambda self, start, rounds: self.played(start)
     try:
         yield
     finally:
-        pipelines.balanced, kind.searched, search_degrees.ROUNDS = balanced, searched, rounds
+        pipelines.balanced, kind.improved = balanced, improved
 
 
 def errors(row: dict[str, Any]) -> tuple[float, float, bool]:
@@ -300,7 +300,8 @@ def main() -> int:
                 continue
             begin = time.monotonic()
             told = [what, str(arguments.steps), str(where["hosts"])]
-            found[what] = run_ranks(__file__, told, RANKS, seconds=1200, **where)
+            ranks = 2 if what == "unbalanced" else RANKS
+            found[what] = run_ranks(__file__, told, ranks, seconds=1200, **where)
             if arguments.json:
                 text = json.dumps({"machine": here, "steps": arguments.steps, "settings": results}, indent=1)
                 arguments.json.write_text(text + "\n")

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 _WHY = (
     "OSDP gathers parameters here, which needs a graph break. With fullgraph=True, compile single "
-    "units of the plan, often blocks (block.compile(fullgraph=True)), instead of the model."
+    "units of the plan, often blocks (block.compile(fullgraph=True)), instead of the model, and before "
+    "fully_shard."
 )
 
 

@@ -57,7 +57,14 @@ def test_torchtitan_trains_as_with_fsdp2(ranks: int, how: str, within: float) ->
 
 @pytest.mark.extras
 @pytest.mark.parametrize(
-    "how", ["tensor=2", "pipeline=2", "pipeline=2 schedule=Interleaved1F1B", "tensor=2 pipeline=2"]
+    "how",
+    [
+        "tensor=2",
+        "pipeline=2",
+        "pipeline=2 schedule=Interleaved1F1B",
+        "tensor=2 pipeline=2",
+        "pipeline=2 compile=1",
+    ],
 )
 def test_torchtitans_trainer_gives_fsdp2s_losses(how: str, tmp_path: Path) -> None:
     pytest.importorskip("torchtitan")

@@ -114,11 +114,17 @@ class Sharing:
             self._manner = dataclasses.replace(problem, description=self.chain.description).manner()
         return self._manner
 
-    def least_bytes(self, degrees: Degrees, batch: int, micro_batches: int, optimizer: OptimizerState) -> int:
+    def least_bytes(
+        self, degrees: Degrees, batch: int, micro_batches: int, optimizer: OptimizerState | None
+    ) -> int:
         """About what a stage of an even cut holds if everything is sharded and recomputed: state, the inputs of blocks for
-        the mean of micro-batches in flight, and one block's activations."""
+        the mean of micro-batches in flight, and one block's activations. `optimizer`: None where state may be in host
+        memory."""
         d, p = self.chain.description, degrees.pipeline
-        state = (2 * d.parameter_bytes + self._optimizer_bytes(optimizer)) // (degrees.data * p)
+        state = 0
+        if optimizer is not None or degrees.data == 1:  # what is not sharded stays on the device
+            held = 0 if optimizer is None else self._optimizer_bytes(optimizer)
+            state = (2 * d.parameter_bytes + held) // (degrees.data * p)
         flight = sum(min(micro_batches, p - i) for i in range(p)) / p
         return state + round(batch * (flight * self._inputs / p + self._largest))
 
@@ -180,7 +186,7 @@ def candidates_of(
     global_batch: int,
     batch: int | None,
     limit: int | None,
-    optimizer: OptimizerState,
+    optimizer: OptimizerState | None,
     out: list[RuledOut],
 ) -> list[Candidate]:
     """With every micro-batch that is possible; adds to `out` what is not."""

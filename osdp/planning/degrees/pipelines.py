@@ -7,12 +7,13 @@ from functools import cached_property
 
 from osdp import _search
 from osdp.hardware.hardware import Hardware
+from osdp.plan.choice import MODES
 from osdp.planning.degrees.candidates import Candidate, Sharing
 from osdp.planning.degrees.cuts import CutPipeline, Pipelines, StageOf, balanced
 from osdp.planning.degrees.layout import Layout
 from osdp.planning.degrees.stage_search import Effort, Manner, StageResult, StageSearches, most_bytes
 
-EVERY_MODE = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD")
+EVERY_MODE = MODES  # of those that are asked for
 EVERY_WAY = ("none", "hold")
 
 

@@ -21,8 +21,9 @@ from osdp.planning.degrees.candidates import (
     tensor_degrees,
 )
 from osdp.planning.degrees.cuts import CutPipeline
+from osdp.planning.degrees.layout import Layout
 from osdp.planning.degrees.pipelines import EVERY_MODE, EVERY_WAY, CandidatePipelines
-from osdp.planning.degrees.stage_search import QUICK, Effort, Manner
+from osdp.planning.degrees.stage_search import QUICK, Effort, Manner, possible
 from osdp.planning.optimizer_states import optimizer_state
 
 # Note [The search over degrees]
@@ -85,6 +86,16 @@ class Search:
                 self.ruled_out.append(RuledOut(tensor, 1, self.ranks // tensor, None, str(error)))
                 continue
             for degrees in degrees_of(self.pipeline, tensor, self.ranks, sharing.chain.most_stages):
+                layout = Layout(degrees, per_host)
+                modes = self.manner.searched.modes
+                if (
+                    not layout.problem()
+                    and degrees.data > 1
+                    and not possible(modes, layout.data_hosts, degrees.data)
+                ):
+                    why = f"{', '.join(modes)} needs several ranks on each of several hosts, which a stage does not have"
+                    self.ruled_out.append(RuledOut(tensor, degrees.pipeline, degrees.data, None, why))
+                    continue
                 found += candidates_of(
                     sharing,
                     degrees,
@@ -92,7 +103,9 @@ class Search:
                     self.global_batch,
                     self.batch,
                     None if any_size else self.manner.limit_bytes,
-                    optimizer_state(self.manner.optimizer),
+                    None
+                    if any(_search.traits(m).on_host for m in modes)
+                    else optimizer_state(self.manner.optimizer),
                     self.ruled_out,
                 )
         return sorted(found, key=lambda c: (c.bound_s, c.degrees.tensor, c.degrees.pipeline, -c.batch))

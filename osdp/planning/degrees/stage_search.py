@@ -63,6 +63,12 @@ class Manner:
     separate_reductions: bool
 
 
+def possible(modes: Sequence[str], hosts: int, ranks: int) -> tuple[str, ...]:
+    """HYBRID_SHARD needs several of a stage's `ranks` on each of several hosts."""
+    inside = 1 < hosts < ranks
+    return tuple(m for m in modes if inside or not _search.traits(m).inside_hosts)
+
+
 class StageSearches:
     """The stages of a candidate's chain on `machine`, that of one data-parallel group over `hosts` hosts."""
 
@@ -84,9 +90,7 @@ class StageSearches:
         return (tuple(self._content[first:end]), first == 0, last, after, in_flight)
 
     def possible(self, modes: Sequence[str]) -> tuple[str, ...]:
-        """HYBRID_SHARD needs several ranks on each of several hosts."""
-        inside = 1 < self.hosts < self.degrees.data
-        return tuple(m for m in modes if inside or m != "HYBRID_SHARD")
+        return possible(modes, self.hosts, self.degrees.data)
 
     def problem(self, first: int, end: int, in_flight: int, index: int = 0) -> SearchProblem:
         description = self.chain.stage(first, end)

@@ -11,6 +11,7 @@ import pytest
 import osdp
 from osdp import _search
 from osdp.description.model_description import ModelDescription
+from osdp.hardware.hardware import Collective, HostMemory
 from osdp.planning.degrees.chain import Chain, with_end_last
 from osdp.planning.degrees.search_degrees import Search, search_degrees
 from osdp.planning.degrees.stage_search import Manner, StageResult, most_bytes, times_of
@@ -69,6 +70,29 @@ def test_over_several_hosts_nothing_is_slower(memory: str) -> None:
     plan = searched(gpt(4, 128, tokens=8, vocabulary=10), memory=memory, hosts=2)
     own = [a.step_time_s for a in plan.alternatives if a.step_time_s is not None]
     assert own and plan.step_time_s <= min(own) * (1 + 1e-9)
+
+
+def test_stages_may_offload_operators() -> None:
+    """What is in host memory is not counted against the limit before a plan is made, and no other mode stands for it."""
+    host = HostMemory(Collective(1e-5, 1e-10), 1e-9)
+    machine = hosts_machine(host_memory=host)
+    kept = ["NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD"]
+    asked: dict[str, Any] = {"memory": "2500KiB", "hardware": machine}
+    plan = searched(modes=[*kept, "FULL_SHARD_OFFLOAD"], **asked)
+    assert osdp.verify(plan) == "" and plan.step_time_s < searched(modes=kept, **asked).step_time_s
+    assert "FULL_SHARD_OFFLOAD" in {c.mode for s in plan.stages for c in s.plan.choices.values()}
+    asked |= {"memory": "4MiB", "hosts": 2, "tensor_parallel": 1, "tp_plan": None}
+    everything = searched(modes=["HYBRID_SHARD_OFFLOAD"], pipeline_parallel=1, **asked)
+    assert osdp.verify(everything) == ""
+    assert {c.mode for c in everything.stages[0].plan.choices.values()} == {"HYBRID_SHARD_OFFLOAD"}
+    # Stages on one host each.
+    several = searched(modes=["FULL_SHARD", "HYBRID_SHARD_OFFLOAD"], pipeline_parallel=2, **asked)
+    assert {c.mode for s in several.stages for c in s.plan.choices.values()} == {"FULL_SHARD"}
+    for mode in ("HYBRID_SHARD", "HYBRID_SHARD_OFFLOAD"):
+        with pytest.raises(
+            osdp.InvalidProblemError, match=f"{mode} needs several ranks on each of several hosts"
+        ):
+            searched(modes=mode, pipeline_parallel=2, **asked)
 
 
 def test_only_modes_that_were_asked_for_are_returned() -> None:

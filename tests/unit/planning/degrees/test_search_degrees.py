@@ -245,10 +245,16 @@ def fastest_plan(problem: SearchProblem, modes: Any, manner: Manner, candidate: 
 
 
 @pytest.mark.parametrize(
-    ("layers", "width", "memory"), [(2, 32, 180_000), (3, 32, 220_000), (2, 64, 600_000)]
+    ("layers", "width", "memory", "modes"),
+    [
+        (2, 32, 180_000, ("NO_SHARD", "FULL_SHARD")),
+        (3, 32, 220_000, ("NO_SHARD", "FULL_SHARD")),
+        (2, 64, 600_000, ("NO_SHARD", "FULL_SHARD")),
+        (2, 64, 330_000, ("NO_SHARD", "FULL_SHARD", "FULL_SHARD_OFFLOAD")),
+    ],
 )
 def test_no_listed_pipeline_is_faster_than_the_gap(
-    layers: int, width: int, memory: int, monkeypatch: pytest.MonkeyPatch
+    layers: int, width: int, memory: int, modes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caught: list[Search] = []
 
@@ -262,10 +268,10 @@ def test_no_listed_pipeline_is_faster_than_the_gap(
         model,
         memory=memory,
         world_size=4,
-        hardware=hosts_machine(4),
+        hardware=hosts_machine(4, host_memory=HostMemory(Collective(1e-5, 1e-10), 1e-9)),
         global_batch_size=8,
         granularity=1,
-        modes=("NO_SHARD", "FULL_SHARD"),
+        modes=modes,
         checkpoint=("none", "hold"),
         tp_plan={n: s for n, s in STYLES.items() if ".mlp." in n},
     )

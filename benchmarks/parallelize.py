@@ -11,9 +11,9 @@ prediction on a machine that is as fast as it was then, `error` its error. What 
 are of each stage's live heap (heap_peak.c), over what the process held before the model; a plan's error is that of its worst
 stage. `auto` are the degrees that the search returns on this machine when it is free.
 
-Last, a model whose head is as large as several blocks is trained in two stages of one rank each (more ranks than cores would
-take turns, and no rank wait), with the search's cut and with equally many blocks in both, in turns. Each part is kept in FILE
-when it is measured; --resume goes on after those that FILE has.
+Last, a model whose head is as large as several blocks is trained in two stages of one rank each (more ranks than cores
+would take turns, and no rank wait), with the search's cut and with equally many blocks in both, in turns. Each part is
+kept in FILE when it is measured; --resume goes on after those that FILE has.
 """
 
 from __future__ import annotations

@@ -20,17 +20,18 @@ int64_t largest_unit(const Step& step) {
 int64_t fit_gather_bytes(Step& step, int64_t most_bytes) {
   step.gather_bytes = 0;
   const LargestPeak of_step(step);
-  const int64_t all = of_step.find();
-  if (all <= most_bytes || step.prefetch == 0 || step.units.empty()) return all;
-  const auto peak_with = [&](int64_t bytes) {
+  if (step.prefetch == 0 || step.units.empty()) return of_step.find();
+  if (const int64_t all = of_step.find(most_bytes); all <= most_bytes) return all;
+  const auto peak_with = [&](int64_t bytes, int64_t enough) {
     step.gather_bytes = bytes;
-    return of_step.find();
+    return of_step.find(enough);
   };
-  int64_t kept = 1, peak = peak_with(kept), step_bytes = (1 + step.prefetch) * largest_unit(step);
+  int64_t kept = 1, peak = peak_with(kept, kLargestSum);
   if (peak > most_bytes) return peak;
+  int64_t step_bytes = (1 + step.prefetch) * largest_unit(step);
   for (int n = 0; n < kHalvings; ++n) {
     step_bytes /= 2;
-    const int64_t more = peak_with(kept + step_bytes);
+    const int64_t more = peak_with(kept + step_bytes, most_bytes);
     if (more <= most_bytes) kept += step_bytes, peak = more;
   }
   step.gather_bytes = kept;

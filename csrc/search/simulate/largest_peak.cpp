@@ -66,8 +66,11 @@ class Walker {
     for (const StepOperator& o : step.operators) hold(o.resident_bytes);
   }
 
-  int64_t walk() {
-    for (const Instruction& i : program_.instructions) run(i);
+  int64_t walk(int64_t enough) {
+    for (const Instruction& i : program_.instructions) {
+      if (peak_ > enough) break;
+      run(i);
+    }
     return peak_;
   }
 
@@ -253,13 +256,15 @@ LargestPeak::LargestPeak(const Step& step) : step_(step), after_use_(make_progra
   if (either) before_use_ = make_program(step, Recomputation::BeforeUse);
 }
 
-int64_t LargestPeak::find() const {
-  const auto of = [&](const Program& program) {
-    const int64_t peak = Walker(step_, program, Repeated::AtFirstCall).walk();
-    return repeats_ ? std::max(peak, Walker(step_, program, Repeated::AtBegin).walk()) : peak;
-  };
-  const int64_t peak = of(after_use_);
-  return before_use_ ? std::max(peak, of(*before_use_)) : peak;
+int64_t LargestPeak::find(int64_t enough) const {
+  int64_t peak = 0;
+  for (const Program* program : {&after_use_, before_use_ ? &*before_use_ : nullptr}) {
+    for (const Repeated repeated : {Repeated::AtFirstCall, Repeated::AtBegin}) {
+      if (!program || (repeated == Repeated::AtBegin && !repeats_) || peak > enough) continue;
+      peak = std::max(peak, Walker(step_, *program, repeated).walk(enough));
+    }
+  }
+  return peak;
 }
 
 }  // namespace osdp::search

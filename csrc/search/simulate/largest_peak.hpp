@@ -18,6 +18,7 @@
 
 #include <optional>
 
+#include "search/problem/problem.hpp"
 #include "search/simulate/step_program.hpp"
 
 namespace osdp::search {
@@ -27,7 +28,8 @@ class LargestPeak {
  public:
   // `step` must outlive it; only its gather_bytes may change. Throws InvalidProblem as `play` does.
   explicit LargestPeak(const Step& step);
-  int64_t find() const;
+  // Ends at the first peak above `enough`, and returns that.
+  int64_t find(int64_t enough = kLargestSum) const;
 
  private:
   const Step& step_;

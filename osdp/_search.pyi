@@ -536,7 +536,7 @@ class Proof:
         Batch sizes from and to, accumulation, prices as phase and ps per byte.
         """
     @property
-    def shares(self) -> tuple[int, int]: ...
+    def shares(self) -> tuple[int, int, int]: ...
 
 class Answer:
     def __init__(
@@ -605,7 +605,9 @@ class Planner:
     def any_plan(self, wish: Wish) -> Answer: ...
     def bound_request(
         self,
-        shares: tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex],
+        shares: typing.Annotated[
+            collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], "FixedSize(3)"
+        ],
         limit_bytes: typing.SupportsInt | typing.SupportsIndex,
         batches: collections.abc.Sequence[Batch],
     ) -> Request:

@@ -102,6 +102,8 @@ int main() {
     refused("the bound's share of forward");
     request.space.shares = StepShares{392, share};
     refused("the bound's share of backward");
+    request.space.shares = StepShares{392, 1024 - 392, share};
+    refused("the bound's share of the link between hosts");
     request.space.shares.reset();
     request.space.pairs = {{1, 1, share}};
     refused("a pair's weight");

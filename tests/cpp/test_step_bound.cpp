@@ -43,9 +43,7 @@ void check_problem(Random& dice, Worst& worst) {
   if (dice() % 2 == 0) request.space.stage = {draw(dice, 1, 4), batch.accumulation};
   const Planner planner(model, request, random_steps(dice, model));
   request = planner.request();
-  request.space.shares = StepShares{draw(dice, 0, 1024), draw(dice, 0, 1024)};
-  if (dice() % 4 == 0) request.space.shares->forward = request.space.shares->backward = 1024;
-  if (dice() % 4 == 0) request.space.shares->forward = request.space.shares->backward = 0;
+  request.space.shares = random_shares(dice, request.device.hosts);
   const int64_t unit = draw(dice, 1, 400);
   request.space.gather = {draw(dice, 0, 1) * draw(dice, 0, unit), dice() % 4 == 0 ? kLargestSum : unit};
   for (const Operator& op : planner.model().operators)

@@ -84,6 +84,7 @@ class Bound {
 
   double forward_share() const { return static_cast<double>(request_.space.shares->forward) / 1024; }
   double backward_share() const { return static_cast<double>(request_.space.shares->backward) / 1024; }
+  double link_share() const { return static_cast<double>(request_.space.shares->link) / 1024; }
   double stolen() const { return std::min(1.0, device_.stolen); }
   // Two links that transfer at the same time steal no more than all.
   bool two_may_steal() const { return !several_hosts() || 2 * device_.stolen <= 1; }
@@ -100,13 +101,17 @@ class Bound {
   // Over one link with two lanes the lane form is the link's, beside which latencies may pass.
   bool waits_count() const { return !request_.space.separate_reductions || several_hosts(); }
 
-  double weighed(double x, Kind kind, const Seconds& t) const {
+  // `x`, `z`: the shares of the compute form and of the link form.
+  double weighed(double x, double z, Kind kind, const Seconds& t) const {
     const double compute_form = steals(kind) ? stolen() * t.busy_s : 0;
+    const double link_form = t.between_hosts ? t.busy_s : 0;
     const double lane_form = in_lane(kind) ? t.busy_s + (waits_count() ? t.waiting_s : 0) : 0;
-    return x * compute_form + (1 - x) * lane_form;
+    return x * compute_form + z * link_form + (1 - x - z) * lane_form;
   }
-  double in_forward(const Seconds& t) const { return weighed(forward_share(), Kind::Gather, t); }
-  double in_backward(Kind kind, const Seconds& t) const { return weighed(backward_share(), kind, t); }
+  double in_forward(const Seconds& t) const { return weighed(forward_share(), 0, Kind::Gather, t); }
+  double in_backward(Kind kind, const Seconds& t) const {
+    return weighed(backward_share(), link_share(), kind, t);
+  }
   // More in the compute form, for what nothing runs beside.
   double alone(double x, Kind kind, const Seconds& t) const {
     return x * (t.busy_s - (steals(kind) ? stolen() * t.busy_s : 0) + t.waiting_s);
@@ -161,9 +166,9 @@ class Bound {
   double copy_in_forward(Mode mode) const {  // of one gather: others may be saved
     return in_forward(copy_of(mode, [](const Tensor&) { return true; }));
   }
-  double copy_of_gradient(Mode mode) const {  // of an average's lane nothing counts
-    const auto kind = traits(mode).inside_hosts ? Kind::Average : Kind::Reduction;
-    return in_backward(kind, copy_of(mode, [](const Tensor& t) { return t.trainable; }));
+  double copy_of_gradient(Mode mode) const {  // not counted where it is averaged between hosts first
+    if (traits(mode).inside_hosts) return 0;
+    return in_backward(Kind::Reduction, copy_of(mode, [](const Tensor& t) { return t.trainable; }));
   }
 
   double in_slices(const PlainPlan::Choice& c) const {

@@ -13,8 +13,9 @@ namespace osdp::search {
 // One collective: while its link is busy, and the rest.
 struct CollectiveCost {
   double busy_s = 0, waiting_s = 0;
+  bool between_hosts = false;  // by that link
   double seconds() const { return busy_s + waiting_s; }
-  CollectiveCost with_waiting(double times) const { return {busy_s, waiting_s * times}; }
+  CollectiveCost with_waiting(double times) const { return {busy_s, waiting_s * times, between_hosts}; }
 };
 
 class CollectiveCosts {
@@ -31,7 +32,8 @@ class CollectiveCosts {
   }
   // So many gathers of so many bytes together, at most: each waits as long as the largest does.
   CollectiveCost gathers(int64_t bytes, int64_t times, Mode mode) const {
-    return {gather(bytes, mode).busy_s, static_cast<double>(times) * longest_wait_s(mode)};
+    const CollectiveCost together = gather(bytes, mode);
+    return {together.busy_s, static_cast<double>(times) * longest_wait_s(mode), together.between_hosts};
   }
 
  private:
@@ -70,7 +72,8 @@ class CollectiveCosts {
     if (device_.protocols.empty() || group.ranks == 1) {
       const auto n = static_cast<double>(group.ranks);
       const double hops = rounds * (n - 1);
-      return {hops * (static_cast<double>(bytes) / n * link.beta_s_per_byte), hops * link.alpha_s};
+      return {hops * (static_cast<double>(bytes) / n * link.beta_s_per_byte), hops * link.alpha_s,
+              group.hosts > 1};
     }
     // NCCL: the fastest of its protocols. Latency is what it takes more than the one that is the fastest for
     // many bytes would without its own.
@@ -82,7 +85,7 @@ class CollectiveCosts {
       fastest = std::min(fastest, latency_s(p, group, rounds) + static_cast<double>(bytes) * of_byte);
     }
     const double transfer = static_cast<double>(bytes) * per_byte;
-    return {transfer, std::max(0.0, fastest - transfer)};
+    return {transfer, std::max(0.0, fastest - transfer), group.hosts > 1};
   }
   static bool runs(Algorithm algorithm, Group group, int rounds) {
     if (algorithm == Algorithm::Ring) return true;

@@ -61,25 +61,38 @@ StepProver::Line StepProver::line_of(const Corners& corners, const Found& plan) 
   const auto value = [&](size_t corner) {
     return static_cast<double>(step_ps(corners[corner], plan.decision, plan.batch)) / samples;
   };
-  return {value(0), value(1) - value(0), value(2) - value(0)};
+  return {value(0), value(1) - value(0), value(2) - value(0), value(3) - value(0)};
+}
+
+double StepProver::Line::at(const StepShares& shares) const {
+  return constant + forward * share(shares.forward) + backward * share(shares.backward) +
+         link * share(shares.link);
 }
 
 std::pair<StepShares, double> StepProver::best_shares(const std::vector<Line>& lines) {
   StepShares best;
   double highest = -1;
-  const auto consider = [&](int64_t forward, int64_t backward) {
-    if (std::min(forward, backward) < 0 || std::max(forward, backward) > kWhole) return;
+  const auto consider = [&](const StepShares& shares) {
+    if (std::min({shares.forward, shares.backward, shares.link}) < 0 ||
+        std::max(shares.forward, shares.backward + shares.link) > kWhole)
+      return;
     double lowest = std::numeric_limits<double>::infinity();
-    for (const Line& line : lines) lowest = std::min(lowest, line.at(share(forward), share(backward)));
-    if (lowest > highest) highest = lowest, best = {forward, backward};
+    for (const Line& line : lines) lowest = std::min(lowest, line.at(shares));
+    if (lowest > highest) highest = lowest, best = shares;
   };
-  constexpr int64_t kSteps = 16;  // concave: a coarse grid, then finer ones around its best point
-  for (int64_t f = 0; f <= kSteps; ++f)
-    for (int64_t b = 0; b <= kSteps; ++b) consider(f * kWhole / kSteps, b * kWhole / kSteps);
-  for (int64_t step = kWhole / kSteps / 2; step > 0; step /= 2) {
+  // Concave: a coarse grid, then finer ones around its best point.
+  const bool hosts = std::any_of(lines.begin(), lines.end(), [](const Line& l) { return l.link > 0; });
+  const int64_t steps = hosts ? 8 : 16, beside = hosts ? 1 : 0;
+  for (int64_t f = 0; f <= steps; ++f)
+    for (int64_t b = 0; b <= steps; ++b)
+      for (int64_t a = 0; a <= beside * (steps - b); ++a)
+        consider({f * kWhole / steps, b * kWhole / steps, a * kWhole / steps});
+  for (int64_t step = kWhole / steps / 2; step > 0; step /= 2) {
     const StepShares center = best;
     for (int64_t f = -2; f <= 2; ++f)
-      for (int64_t b = -2; b <= 2; ++b) consider(center.forward + f * step, center.backward + b * step);
+      for (int64_t b = -2; b <= 2; ++b)
+        for (int64_t a = -2 * beside; a <= 2 * beside; ++a)
+          consider({center.forward + f * step, center.backward + b * step, center.link + a * step});
   }
   return {best, highest};
 }
@@ -100,7 +113,7 @@ StepProver::Line StepProver::PlanBound::with(const std::vector<PairWeight>& weig
   for (size_t k = 0; k < weights.size(); ++k) {
     const double weight = share(weights[k].weight);
     sum.constant += weight * pairs[k].constant, sum.forward += weight * pairs[k].forward;
-    sum.backward += weight * pairs[k].backward;
+    sum.backward += weight * pairs[k].backward, sum.link += weight * pairs[k].link;
   }
   return sum;
 }
@@ -108,7 +121,7 @@ StepProver::Line StepProver::PlanBound::with(const std::vector<PairWeight>& weig
 std::vector<StepProver::Line> StepProver::pairs_of(const Found& plan, const Corners& corners,
                                                    GatherRange gather,
                                                    const std::vector<PairWeight>& pairs) const {
-  std::vector<Line> lines(pairs.size(), {0, 0, 0});
+  std::vector<Line> lines(pairs.size());
   if (pairs.empty()) return lines;
   const Model& model = searches_.planner().model();
   std::vector<bool> whole(model.operators.size());
@@ -143,8 +156,7 @@ std::pair<StepShares, double> StepProver::best_weights(const std::vector<PlanBou
                                                        std::vector<PairWeight>& weights) {
   const auto lowest = [&](const std::vector<PairWeight>& tried) {
     double least = std::numeric_limits<double>::infinity();
-    for (const PlanBound& plan : plans)
-      least = std::min(least, plan.with(tried).at(share(shares.forward), share(shares.backward)));
+    for (const PlanBound& plan : plans) least = std::min(least, plan.with(tried).at(shares));
     return least;
   };
   constexpr int kTurns = 3;
@@ -205,7 +217,7 @@ StepProver::Range StepProver::bounded(GatherRange gather, BatchSizes sizes, cons
       range.shares = shares, range.pairs = weights, range.phases = found.phases;
     }
     if (round == 0) {
-      constexpr StepShares kCorners[] = {{0, 0}, {kWhole, 0}, {0, kWhole}};
+      constexpr StepShares kCorners[] = {{0, 0}, {kWhole, 0}, {0, kWhole}, {0, 0, kWhole}};
       for (size_t c = 0; c < corners.size(); ++c)
         corners[c] = find_equivalence_classes(searches_.planner().model(),
                                               bound_request(problem_, kCorners[c], limit_bytes_, gather));

@@ -68,10 +68,9 @@ class StepProver {
     std::vector<int> phases;        // that its search constrained
     std::vector<PairWeight> pairs;  // of that bound
   };
-  struct Line {  // a plan's bound in ps per sample: constant + forward x + backward y for shares 0 <= x, y <=
-                 // 1
-    double constant, forward, backward;
-    double at(double x, double y) const { return constant + forward * x + backward * y; }
+  struct Line {  // a plan's bound in ps per sample, linear in the shares
+    double constant = 0, forward = 0, backward = 0, link = 0;
+    double at(const StepShares& shares) const;
   };
   struct PlanBound {  // its line, and what each entry of a range's pairs adds at the whole
                       // weight
@@ -79,7 +78,8 @@ class StepProver {
     std::vector<Line> pairs;
     Line with(const std::vector<PairWeight>& weights) const;
   };
-  using Corners = std::array<EquivalenceClasses, 3>;  // costs with shares (0, 0), (1, 0) and (0, 1)
+  // Costs without shares, and with one share that is whole: forward, backward, link.
+  using Corners = std::array<EquivalenceClasses, 4>;
 
   // Bounds the plans with a budget and a batch in these ranges, beginning with the shares, weights and bound
   // of another range; ends when that is at least `enough`.

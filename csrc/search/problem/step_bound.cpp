@@ -17,6 +17,7 @@ constexpr int64_t kRoundingPs = 4;  // of a collective
 // A collective: the time that its link is busy, and its latency.
 struct Transfer {
   double busy_s = 0, latency_s = 0;
+  bool between_hosts = false;
 };
 
 class Links {
@@ -32,31 +33,32 @@ class Links {
   // At most what gathers of so many bytes together take.
   Transfer gathers(int64_t bytes, int64_t times, Mode mode) const {
     const CollectiveTime of = collectives_.gather(mode);
-    return {of.transfer_s(bytes), static_cast<double>(times) * of.largest_latency_s()};
+    return {of.transfer_s(bytes), static_cast<double>(times) * of.largest_latency_s(), of.between_hosts()};
   }
 
  private:
   static Transfer time(const CollectiveTime& of, int64_t bytes) {
     if (bytes == 0) return {};
-    return {of.transfer_s(bytes), of.latency_s(bytes)};
+    return {of.transfer_s(bytes), of.latency_s(bytes), of.between_hosts()};
   }
   const Collectives collectives_;
 };
 
 // The bound's weights of one half of a micro-batch, forward or backward.
 struct Half {
-  double x = 0;                    // share of the compute form
-  double stolen = 0;               // of computation, per second of transfer
-  bool latencies = true;           // in the lane form
-  bool reductions_in_lane = true;  // reductions count in the lane form,
-  bool reductions_steal = true;    // in the compute form,
-  bool averages_steal = true;      // and averages between hosts
+  double x = 0, lane = 1, link = 0;  // shares of the compute form, the lane form and the link form
+  double stolen = 0;                 // of computation, per second of transfer
+  bool latencies = true;             // in the lane form
+  bool reductions_in_lane = true;    // reductions count in the lane form,
+  bool reductions_steal = true;      // in the compute form,
+  bool averages_steal = true;        // and averages between hosts
   bool every_latency = false;
   int other_lanes = 0;           // on which transfers may run beside a gather
   bool averages_beside = false;  // averages may run beside the last reduction, and steal
   double of(const Transfer& t, bool in_lane = true, bool steals = true) const {
     return x * (steals ? stolen * (t.busy_s + (every_latency ? t.latency_s : 0)) : 0) +
-           (1 - x) * (in_lane ? t.busy_s + (latencies ? t.latency_s : 0) : 0);
+           lane * (in_lane ? t.busy_s + (latencies ? t.latency_s : 0) : 0) +
+           link * (t.between_hosts ? t.busy_s : 0);
   }
   double of_reduction(const Transfer& t) const { return of(t, reductions_in_lane, reductions_steal); }
   double of_average(const Transfer& t) const { return of(t, false, averages_steal); }
@@ -89,6 +91,8 @@ struct Halves {
     const double whole = StepShares::kWhole;
     forward.x = static_cast<double>(space.shares->forward) / whole;
     backward.x = static_cast<double>(space.shares->backward) / whole;
+    backward.link = static_cast<double>(space.shares->link) / whole;
+    for (Half* h : {&forward, &backward}) h->lane = 1 - h->x - h->link;
     const bool one_link = device.hosts == 1, both_steal = one_link || 2 * device.stolen <= 1;
     for (Half* h : {&forward, &backward}) {
       h->stolen = std::min(1.0, device.stolen);
@@ -338,11 +342,11 @@ class OptionBound {
     const Half &f = halves_.forward, &b = halves_.backward;
     const auto between = static_cast<double>(c.sharded_slices - 1),
                of_all = static_cast<double>(c.granularity);
-    double sum = (1 - f.x) * between * std::min(forward, forward_at_most);
+    double sum = f.lane * between * std::min(forward, forward_at_most);
     if (!space_.separate_reductions) {
-      sum += (1 - b.x) * between * std::min(backward, backward_at_most);
+      sum += b.lane * between * std::min(backward, backward_at_most);
       if (recompute_ != Recompute::None && c.sharded_slices > 1)
-        sum += (1 - b.x) * (between - 1) * std::min(again, again_at_most) * device_.recompute_slowdown;
+        sum += b.lane * (between - 1) * std::min(again, again_at_most) * device_.recompute_slowdown;
     }
     return sum / of_all;
   }

@@ -34,10 +34,14 @@
 //               one gather in forward, and of reductions that are not averaged between hosts.
 //   stages      In a stage of a pipeline, what is communicated once a step counts a part of it in every
 //               micro-batch, which is as much in the sum over them.
-//   lanes       Reductions between hosts have their own lane and are left out of the lane form. With separate
+//   lanes       Averages between hosts have their own lane and are left out of the lane form. With separate
 //               reductions the lane form is that of the link, without latencies, or on several hosts that of
 //               gathers. Transfers on two links steal at the same time: where that may exceed the whole, the
 //               compute form leaves the second link out.
+//   link        All transfers between hosts share a link, whatever their lanes. So backward also takes at
+//   least
+//               their sum, without latencies (link form), and
+//                 at least x (C + s L) + z (transfers between hosts) + (1 - x - z) (L + A).
 // Everything is rounded down: each time is less than the exact one by 1e-12 of it and 4 ps per collective,
 // more than the simulator's rounding to picoseconds.
 //

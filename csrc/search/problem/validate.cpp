@@ -169,6 +169,8 @@ void validate(const Space& space) {
   if (space.shares) {
     within(space.shares->forward, 0, StepShares::kWhole, "the bound's share of forward");
     within(space.shares->backward, 0, StepShares::kWhole, "the bound's share of backward");
+    within(space.shares->link, 0, StepShares::kWhole - space.shares->backward,
+           "the bound's share of the link between hosts");
   }
   for (const PairWeight& pair : space.pairs) {
     within(pair.earlier_bytes, 0, kMostBytes, "a pair's earlier unit in bytes");

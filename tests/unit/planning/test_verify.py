@@ -181,6 +181,7 @@ BOUNDS = ("certificate.step_bound_ps",)
 PROOFS = (
     "certificate.forward_share",
     "certificate.backward_share",
+    "certificate.link_share",
     "certificate.batches[].least_batch",
     "certificate.batches[].most_batch",
     "certificate.batches[].accumulation",

@@ -74,7 +74,9 @@ def full_plan(description: ModelDescription) -> Plan:
             ("NO_SHARD", "FULL_SHARD"), (2, 4), ("none", "hold"), 2, 16, at_least=1.5, time_limit_s=0.5
         ),
         predicted=predicted,
-        certificate=Certificate(10**12, 10**12, 10**11, 5, 6, 7, (BatchProof(2, 2, 2, (PhasePrice(3, 1),)),), 3),
+        certificate=Certificate(
+            10**12, 10**12, 10**11, 5, 6, 7, (BatchProof(2, 2, 2, (PhasePrice(3, 1),)),), 3
+        ),
     )
 
 

@@ -7,11 +7,11 @@
 namespace osdp::search {
 
 // Shares of the step bound.
-inline StepShares random_shares(Random& dice, int64_t hosts) {
+inline StepShares random_shares(Random& dice) {
   StepShares s{draw(dice, 0, StepShares::kWhole), draw(dice, 0, StepShares::kWhole), 0};
   if (dice() % 4 == 0) s.forward = s.backward = StepShares::kWhole;
   if (dice() % 4 == 0) s.forward = s.backward = 0;
-  if (hosts > 1 && dice() % 2 == 0) s.link = draw(dice, 0, StepShares::kWhole - s.backward);
+  if (dice() % 4 == 0) s.link = draw(dice, 0, StepShares::kWhole - s.backward);
   return s;
 }
 

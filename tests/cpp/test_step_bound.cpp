@@ -43,7 +43,7 @@ void check_problem(Random& dice, Worst& worst) {
   if (dice() % 2 == 0) request.space.stage = {draw(dice, 1, 4), batch.accumulation};
   const Planner planner(model, request, random_steps(dice, model));
   request = planner.request();
-  request.space.shares = random_shares(dice, request.device.hosts);
+  request.space.shares = random_shares(dice);
   const int64_t unit = draw(dice, 1, 400);
   request.space.gather = {draw(dice, 0, 1) * draw(dice, 0, unit), dice() % 4 == 0 ? kLargestSum : unit};
   for (const Operator& op : planner.model().operators)

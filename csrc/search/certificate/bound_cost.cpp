@@ -104,7 +104,8 @@ class Bound {
   // `x`, `z`: the shares of the compute form and of the link form.
   double weighed(double x, double z, Kind kind, const Seconds& t) const {
     const double compute_form = steals(kind) ? stolen() * t.busy_s : 0;
-    const double link_form = t.between_hosts ? t.busy_s : 0;
+    double link_form = t.between_hosts ? t.busy_s : 0;
+    if (!several_hosts() && kind == Kind::Reduction) link_form = t.seconds();  // that of reductions
     const double lane_form = in_lane(kind) ? t.busy_s + (waits_count() ? t.waiting_s : 0) : 0;
     return x * compute_form + z * link_form + (1 - x - z) * lane_form;
   }

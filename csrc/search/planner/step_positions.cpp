@@ -54,6 +54,7 @@ class Positions {
       first &= !place.parameters && op.compute_s_per_sample == 0 && op.compute_s_fixed == 0 &&
                op.recompute_s_per_sample == 0 && op.recompute_s_fixed == 0;
     }
+    set_last();
     set_ends();
     set_recomputed_last();
     set_neighbours();
@@ -105,6 +106,24 @@ class Positions {
     const Joinable& all = joinable_.at(key(i));
     if (!place.traced) return all.all_bytes;
     return all.small_bytes + (small(place) ? all.largest : place.gathered_bytes);
+  }
+
+  // The last operator with parameters, unless another's are read at or after it, or it is unknown where.
+  void set_last() {
+    int last = -1;
+    for (size_t i = 0; i < model_.operators.size(); ++i)
+      if (manner_.places[i].parameters) last = static_cast<int>(i);
+    if (last < 0) return;
+    for (size_t i = 0; i < model_.operators.size(); ++i) {
+      const Place& place = manner_.places[i];
+      if (!place.parameters) continue;
+      const bool before = place.traced && place.repeats == 1 &&
+                          std::all_of(place.calls.begin(), place.calls.end(), [&](const Span& s) {
+                            return static_cast<int>(i) == last ? s == Span{last, last} : s.last < last;
+                          });
+      if (!before || place.calls.empty()) return;
+    }
+    model_.operators[last].position.last = true;
   }
 
   // The unit that ends forward is the one whose last call begins last. From the end: a sharded operator saves

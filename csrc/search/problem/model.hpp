@@ -56,6 +56,7 @@ struct StepPosition {
   bool gathered_again = true;   // its recomputation gathers it once more
   bool end_unknown = false;     // whether it ends forward does not follow from its option
   bool first = false;           // nothing computes before it in forward, or after it in backward
+  bool last = false;            // nothing is gathered after it in forward, or reduced before it in backward
   // The unit that is gathered last in forward stays gathered: the bytes of that gather, which backward does
   // without, if this operator is sharded, and how much more may be saved if it is replicated.
   int64_t ends_forward_bytes = 0, lets_end_bytes = 0;

@@ -53,6 +53,7 @@ struct Half {
   bool reductions_steal = true;      // in the compute form,
   bool averages_steal = true;        // and averages between hosts
   bool every_latency = false;
+  bool one_host = true;          // whose link form is that of reductions
   int other_lanes = 0;           // on which transfers may run beside a gather
   bool averages_beside = false;  // averages may run beside the last reduction, and steal
   double of(const Transfer& t, bool in_lane = true, bool steals = true) const {
@@ -60,7 +61,9 @@ struct Half {
            lane * (in_lane ? t.busy_s + (latencies ? t.latency_s : 0) : 0) +
            link * (t.between_hosts ? t.busy_s : 0);
   }
-  double of_reduction(const Transfer& t) const { return of(t, reductions_in_lane, reductions_steal); }
+  double of_reduction(const Transfer& t) const {
+    return of(t, reductions_in_lane, reductions_steal) + (one_host ? link * (t.busy_s + t.latency_s) : 0);
+  }
   double of_average(const Transfer& t) const { return of(t, false, averages_steal); }
   // What a transfer adds to the compute form by running alone, beside what it steals there.
   double alone(const Transfer& t, bool steals = true) const {
@@ -97,6 +100,7 @@ struct Halves {
     for (Half* h : {&forward, &backward}) {
       h->stolen = std::min(1.0, device.stolen);
       h->averages_steal = both_steal;
+      h->one_host = one_link;
       h->every_latency = space.every_latency;
       h->averages_beside = !one_link && both_steal;
       if (h == &backward) h->other_lanes = (one_link ? 0 : 1) + (space.separate_reductions ? 1 : 0);
@@ -125,9 +129,12 @@ class OptionBound {
   }
 
   double seconds(const Candidate& c) const {
-    if (c.granularity > 1) return sliced(c);
+    if (c.granularity > 1) return sliced(c) + lane_at_ends(c);
+    return whole(c) + lane_at_ends(c);
+  }
+  double whole(const Candidate& c) const {
     const double part = traits(c.mode).sharded && !traits(c.mode).kept ? 1 : space_.stage.part();
-    return part * (traits(c.mode).sharded ? sharded(c.mode) : whole());
+    return part * (traits(c.mode).sharded ? sharded(c.mode) : replicated());
   }
   // What a pair of neighbours waits for if both are gathered whole, at least: in any mode. Note [Neighbours].
   double waits(const NeighbourPair& p, Recompute way) const {
@@ -230,7 +237,7 @@ class OptionBound {
     return t;
   }
 
-  double whole() const {
+  double replicated() const {
     const Transfer all = links_.all_reduce(sent_);
     Transfer in_bucket = all;
     in_bucket.latency_s *=
@@ -326,9 +333,8 @@ class OptionBound {
     return sum + launches * (f.x / 3 + b.x * (again ? 1.0 : 2.0 / 3));
   }
 
-  // In the lane form: while slices are computed of which no two fit, the lane has nothing to transfer. But
-  // where the slice is the last in forward, or the first in backward, and in a recomputation in either case.
-  double idle_lane(const Candidate& c) const {
+  // The least computation of a micro-batch of any size: of forward, of backward, and of a recomputation.
+  std::array<double, 3> least_computation() const {
     const auto of = [&](int64_t size) {
       const auto at = [&](double fixed, double per_sample) {
         return fixed + per_sample * static_cast<double>(size);
@@ -339,14 +345,31 @@ class OptionBound {
     };
     const auto [forward, backward, again] = of(space_.of_sizes.least);  // each is least at one of the ends
     const auto [forward_at_most, backward_at_most, again_at_most] = of(space_.of_sizes.most);
+    return {std::min(forward, forward_at_most), std::min(backward, backward_at_most),
+            std::min(again, again_at_most)};
+  }
+
+  // The last operator, or its last slice, is computed in forward after all gathers, and in backward before all
+  // reductions.
+  double lane_at_ends(const Candidate& c) const {
+    if (!at_.last || space_.of_sizes.most == 0) return 0;
+    const auto [forward, backward, again] = least_computation();
+    const Half &f = halves_.forward, &b = halves_.backward;
+    return (f.lane * forward + (b.one_host ? b.link * backward : 0)) / static_cast<double>(c.granularity);
+  }
+
+  // In the lane form: while slices are computed of which no two fit, the lane has nothing to transfer. But
+  // where the slice is the last in forward, or the first in backward, and in a recomputation in either case.
+  double idle_lane(const Candidate& c) const {
+    const auto [forward, backward, again] = least_computation();
     const Half &f = halves_.forward, &b = halves_.backward;
     const auto between = static_cast<double>(c.sharded_slices - 1),
                of_all = static_cast<double>(c.granularity);
-    double sum = f.lane * between * std::min(forward, forward_at_most);
+    double sum = f.lane * between * forward;
     if (!space_.separate_reductions) {
-      sum += b.lane * between * std::min(backward, backward_at_most);
+      sum += b.lane * between * backward;
       if (recompute_ != Recompute::None && c.sharded_slices > 1)
-        sum += b.lane * (between - 1) * std::min(again, again_at_most) * device_.recompute_slowdown;
+        sum += b.lane * (between - 1) * again * device_.recompute_slowdown;
     }
     return sum / of_all;
   }

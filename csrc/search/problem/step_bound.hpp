@@ -39,9 +39,12 @@
 //               gathers. Transfers on two links steal at the same time: where that may exceed the whole, the
 //               compute form leaves the second link out.
 //   link        All transfers between hosts share a link, whatever their lanes. So backward also takes at
-//   least
-//               their sum, without latencies (link form), and
+//               least their sum, without latencies (link form), and
 //                 at least x (C + s L) + z (transfers between hosts) + (1 - x - z) (L + A).
+//               On one host the link form is that of reductions, with latencies: none begins before the
+//               backward of the last operator, or of its first slice, which counts, too.
+//   last        The last operator, or its last slice, is computed after all gathers of forward, which counts
+//               in the lane form.
 // Everything is rounded down: each time is less than the exact one by 1e-12 of it and 4 ps per collective,
 // more than the simulator's rounding to picoseconds.
 //

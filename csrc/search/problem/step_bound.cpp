@@ -349,8 +349,8 @@ class OptionBound {
             std::min(again, again_at_most)};
   }
 
-  // The last operator, or its last slice, is computed in forward after all gathers, and in backward before all
-  // reductions.
+  // The last operator, or its last slice, is computed in forward after all gathers, and in backward before
+  // all reductions.
   double lane_at_ends(const Candidate& c) const {
     if (!at_.last || space_.of_sizes.most == 0) return 0;
     const auto [forward, backward, again] = least_computation();

@@ -62,12 +62,16 @@ class LaneGroup:
         self._stages: list[int] = []
         self._parts: dict[tuple[str, tuple[tuple[int, ...], ...]], str] = {}
         self._made: list[tuple[str, dist.ProcessGroup]] = []
-        weakref.finalize(self, _end, self._made).atexit = False  # then extension_lifetime.py ends all
+        self._used: list[_C.Collectives] = []
+        weakref.finalize(
+            self, _end, self._made, self._used
+        ).atexit = False  # then extension_lifetime.py ends all
         extension_lifetime.has_threads()
         self._make(name, group, range(dist.get_world_size(group)), phase)
         self.name_ranks([f"rank {rank}" for rank in self._ranks])
         _C.start_heartbeat(name, device, timeout_of(group, device).total_seconds())
         self.collectives = _C.Collectives(name, device)
+        self._used.append(self.collectives)
 
     def name_ranks(self, names: Sequence[str]) -> None:
         """What errors call each rank of the group: its number in the job, "rank 6", with its stage of a pipeline where it
@@ -110,8 +114,12 @@ class LaneGroup:
         self._made.append((name, made))
 
 
-def _end(made: list[tuple[str, dist.ProcessGroup]]) -> None:
+_of_parent: list[object] = []  # in a forked child: groups, whose end waits for threads that are not there
+
+
+def _end(made: list[tuple[str, dist.ProcessGroup]], used: list[_C.Collectives]) -> None:
     if extension_lifetime.is_fork():
+        _of_parent.append((list(made), list(used)))
         return
     for name, group in reversed(made):
         _C.end_group(name)

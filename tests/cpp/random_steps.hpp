@@ -22,7 +22,8 @@ inline Manner random_steps(Random& dice, const Model& model) {
   m.prefetch = draw(dice, 0, 2);
   m.lanes.separate_reductions = dice() % 4 == 0;
   m.lanes.enqueue = m.lanes.separate_reductions || dice() % 4 == 0;
-  if (dice() % 4 == 0) m.delay = {1e-9, 1e-11};
+  if (dice() % 6 == 0)
+    m.delay = {1e-9 * static_cast<double>(draw(dice, 0, 60)), 1e-10 * static_cast<double>(draw(dice, 0, 60))};
   const int n = static_cast<int>(model.operators.size());
   for (int i = 0; i < n; ++i) {
     Place& place = m.places[i];

@@ -105,17 +105,24 @@ class Bound {
   double weighed(double x, double z, Kind kind, const Seconds& t) const {
     const double compute_form = steals(kind) ? stolen() * t.busy_s : 0;
     double link_form = t.between_hosts ? t.busy_s : 0;
-    if (!several_hosts() && kind == Kind::Reduction) link_form = t.seconds();  // that of reductions
-    const double lane_form = in_lane(kind) ? t.busy_s + (waits_count() ? t.waiting_s : 0) : 0;
-    return x * compute_form + z * link_form + (1 - x - z) * lane_form;
+    if (!several_hosts() && kind == Kind::Reduction)
+      link_form = t.seconds() + slower(t);  // that of reductions
+    const double lane_form = in_lane(kind) ? t.busy_s + slower(t) + (waits_count() ? t.waiting_s : 0) : 0;
+    return std::min(t.seconds(), x * compute_form + z * link_form + (1 - x - z) * lane_form);
+  }
+  // Counts where one lane at most transfers at a time.
+  double slower(const Seconds& t) const {
+    return several_hosts() || request_.space.separate_reductions ? 0 : t.slower_s + t.slower_waiting_s;
   }
   double in_forward(const Seconds& t) const { return weighed(forward_share(), 0, Kind::Gather, t); }
   double in_backward(Kind kind, const Seconds& t) const {
     return weighed(backward_share(), link_share(), kind, t);
   }
-  // More in the compute form, for what nothing runs beside.
+  // More than what is counted, for what nothing runs beside.
   double alone(double x, Kind kind, const Seconds& t) const {
-    return x * (t.busy_s - (steals(kind) ? stolen() * t.busy_s : 0) + t.waiting_s);
+    const double counted = kind == Kind::Gather ? in_forward(t) : in_backward(kind, t);
+    const double in_compute_form = t.seconds() + slower(t) - (steals(kind) ? device_.stolen * t.busy_s : 0);
+    return std::max(0.0, std::min(t.seconds() - counted, x * in_compute_form));
   }
   // Averages of others may run beside the last reduction, and steal.
   double last(const Seconds& t) const {

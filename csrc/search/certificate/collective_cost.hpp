@@ -13,9 +13,12 @@ namespace osdp::search {
 // One collective: while its link is busy, and the rest.
 struct CollectiveCost {
   double busy_s = 0, waiting_s = 0;
-  bool between_hosts = false;  // by that link
+  bool between_hosts = false;                 // by that link
+  double slower_s = 0, slower_waiting_s = 0;  // more of both while this rank computes
   double seconds() const { return busy_s + waiting_s; }
-  CollectiveCost with_waiting(double times) const { return {busy_s, waiting_s * times, between_hosts}; }
+  CollectiveCost with_waiting(double times) const {
+    return {busy_s, waiting_s * times, between_hosts, slower_s, slower_waiting_s * times};
+  }
 };
 
 class CollectiveCosts {
@@ -33,7 +36,9 @@ class CollectiveCosts {
   // So many gathers of so many bytes together, at most: each waits as long as the largest does.
   CollectiveCost gathers(int64_t bytes, int64_t times, Mode mode) const {
     const CollectiveCost together = gather(bytes, mode);
-    return {together.busy_s, static_cast<double>(times) * longest_wait_s(mode), together.between_hosts};
+    const auto n = static_cast<double>(times);
+    return {together.busy_s, n * longest_wait_s(mode), together.between_hosts, together.slower_s,
+            n * gather(1, mode).slower_waiting_s};
   }
 
  private:
@@ -69,11 +74,15 @@ class CollectiveCosts {
   // Sends all bytes once around a ring (an all-gather, a reduce-scatter) or twice (an all-reduce).
   CollectiveCost over(const Collective& link, int64_t bytes, Group group, int rounds) const {
     if (bytes == 0) return {};
+    const auto n = static_cast<double>(group.ranks);
+    const double hops = rounds * (n - 1), a_hop = static_cast<double>(bytes) / n;
+    CollectiveCost cost;
+    cost.between_hosts = group.hosts > 1;
+    cost.slower_s = hops * a_hop * device_.delay.beta_s_per_byte;
+    cost.slower_waiting_s = hops * device_.delay.alpha_s;
     if (device_.protocols.empty() || group.ranks == 1) {
-      const auto n = static_cast<double>(group.ranks);
-      const double hops = rounds * (n - 1);
-      return {hops * (static_cast<double>(bytes) / n * link.beta_s_per_byte), hops * link.alpha_s,
-              group.hosts > 1};
+      cost.busy_s = hops * (a_hop * link.beta_s_per_byte), cost.waiting_s = hops * link.alpha_s;
+      return cost;
     }
     // NCCL: the fastest of its protocols. Latency is what it takes more than the one that is the fastest for
     // many bytes would without its own.
@@ -84,8 +93,9 @@ class CollectiveCosts {
       per_byte = std::min(per_byte, of_byte);
       fastest = std::min(fastest, latency_s(p, group, rounds) + static_cast<double>(bytes) * of_byte);
     }
-    const double transfer = static_cast<double>(bytes) * per_byte;
-    return {transfer, std::max(0.0, fastest - transfer), group.hosts > 1};
+    cost.busy_s = static_cast<double>(bytes) * per_byte;
+    cost.waiting_s = std::max(0.0, fastest - cost.busy_s);
+    return cost;
   }
   static bool runs(Algorithm algorithm, Group group, int rounds) {
     if (algorithm == Algorithm::Ring) return true;

@@ -35,6 +35,7 @@ Model positioned(Model model, const Manner& manner) {
 
 Request of_runtime(Request request, const Manner& manner) {
   request.device.stolen = static_cast<double>(manner.stolen_permille) / 1000;
+  request.device.delay = manner.delay;
   request.space.separate_reductions = manner.lanes.separate_reductions;
   request.space.streams = manner.lanes.enqueue;
   return request;

@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "search/bounds/pricing.hpp"
+#include "search/problem/collective_time.hpp"
 #include "search/problem/problem.hpp"
 #include "search/problem/slices.hpp"
 #include "search/problem/step_bound.hpp"
@@ -28,6 +29,27 @@ double share(int64_t of_whole) { return static_cast<double>(of_whole) / static_c
 StepProver::StepProver(Searches& searches, const Request& problem, int64_t limit_bytes, double gap)
     : searches_(searches), problem_(problem), limit_bytes_(limit_bytes), gap_(gap) {
   find_sizes();
+  find_knots();
+}
+
+// Where delays count, a transfer counts no more than it takes alone: up to a share of the compute form that
+// depends on how much longer it takes beside computation. One is for transfers, one for latencies.
+void StepProver::find_knots() {
+  const Device& device = problem_.device;
+  knots_ = {0, kWhole};
+  if (device.hosts > 1 || device.ranks == 1) return;
+  const CollectiveTime gather = Collectives(device).gather(Mode::FullShard);
+  constexpr int64_t kBytes = int64_t{1} << 30;
+  const auto add = [&](double alone_s, double more_s, double stolen) {
+    if (alone_s <= 0 || more_s <= 0) return;
+    const double beside = 1 + more_s / alone_s;
+    const auto knot = static_cast<int64_t>((beside - 1) / (beside - std::min(1.0, stolen)) * kWhole);
+    if (knot > 0 && knot < kWhole) knots_.push_back(knot);
+  };
+  add(gather.transfer_s(kBytes), gather.more_s(kBytes, device.delay, 0), device.stolen);
+  add(gather.largest_latency_s(), gather.more_s(0, device.delay, 1), 0);
+  std::sort(knots_.begin(), knots_.end());
+  knots_.erase(std::unique(knots_.begin(), knots_.end()), knots_.end());
 }
 
 // Sizes of whole units, and of several slices of one operator.
@@ -61,15 +83,28 @@ StepProver::Line StepProver::line_of(const Corners& corners, const Found& plan) 
   const auto value = [&](size_t corner) {
     return static_cast<double>(step_ps(corners[corner], plan.decision, plan.batch)) / samples;
   };
-  return {value(0), value(1) - value(0), value(2) - value(0), value(3) - value(0)};
+  Line line;
+  line.constant = value(0);
+  const size_t knots = knots_.size() - 1;
+  for (size_t k = 1; k <= knots; ++k)
+    line.forward[k] = value(k) - value(0), line.backward[k] = value(knots + k) - value(0);
+  line.link = value(2 * knots + 1) - value(0);
+  return line;
 }
 
-double StepProver::Line::at(const StepShares& shares) const {
-  return constant + forward * share(shares.forward) + backward * share(shares.backward) +
-         link * share(shares.link);
+double StepProver::at(const Line& line, const StepShares& shares) const {
+  const auto between = [&](const AtKnots& values, int64_t x) {
+    size_t k = 1;
+    while (k + 1 < knots_.size() && x > knots_[k]) ++k;
+    const double part =
+        static_cast<double>(x - knots_[k - 1]) / static_cast<double>(knots_[k] - knots_[k - 1]);
+    return values[k - 1] + part * (values[k] - values[k - 1]);
+  };
+  return line.constant + between(line.forward, shares.forward) + between(line.backward, shares.backward) +
+         line.link * share(shares.link);
 }
 
-std::pair<StepShares, double> StepProver::best_shares(const std::vector<Line>& lines) {
+std::pair<StepShares, double> StepProver::best_shares(const std::vector<Line>& lines) const {
   StepShares best;
   double highest = -1;
   const auto consider = [&](const StepShares& shares) {
@@ -77,7 +112,7 @@ std::pair<StepShares, double> StepProver::best_shares(const std::vector<Line>& l
         std::max(shares.forward, shares.backward + shares.link) > kWhole)
       return;
     double lowest = std::numeric_limits<double>::infinity();
-    for (const Line& line : lines) lowest = std::min(lowest, line.at(shares));
+    for (const Line& line : lines) lowest = std::min(lowest, at(line, shares));
     if (lowest > highest) highest = lowest, best = shares;
   };
   // Concave: a coarse grid, then finer ones around its best point.
@@ -112,8 +147,10 @@ StepProver::Line StepProver::PlanBound::with(const std::vector<PairWeight>& weig
   Line sum = line;
   for (size_t k = 0; k < weights.size(); ++k) {
     const double weight = share(weights[k].weight);
-    sum.constant += weight * pairs[k].constant, sum.forward += weight * pairs[k].forward;
-    sum.backward += weight * pairs[k].backward, sum.link += weight * pairs[k].link;
+    for (size_t at = 0; at < kMostKnots; ++at) {
+      sum.forward[at] += weight * pairs[k].forward[at];
+      sum.backward[at] += weight * pairs[k].backward[at];
+    }
   }
   return sum;
 }
@@ -144,7 +181,10 @@ std::vector<StepProver::Line> StepProver::pairs_of(const Found& plan, const Corn
       };
       if (at != pairs.end()) {
         Line& line = lines[static_cast<size_t>(at - pairs.begin())];
-        line.forward += ps(halves[0]), line.backward += ps(halves[1]);
+        for (size_t k = 1; k < knots_.size(); ++k) {
+          line.forward[k] += share(knots_[k]) * ps(halves[0]);
+          line.backward[k] += share(knots_[k]) * ps(halves[1]);
+        }
       }
     }
     if (op.position.later.later_bytes > 0) earlier = i;
@@ -153,10 +193,10 @@ std::vector<StepProver::Line> StepProver::pairs_of(const Found& plan, const Corn
 }
 
 std::pair<StepShares, double> StepProver::best_weights(const std::vector<PlanBound>& plans, StepShares shares,
-                                                       std::vector<PairWeight>& weights) {
+                                                       std::vector<PairWeight>& weights) const {
   const auto lowest = [&](const std::vector<PairWeight>& tried) {
     double least = std::numeric_limits<double>::infinity();
-    for (const PlanBound& plan : plans) least = std::min(least, plan.with(tried).at(shares));
+    for (const PlanBound& plan : plans) least = std::min(least, at(plan.with(tried), shares));
     return least;
   };
   constexpr int kTurns = 3;
@@ -217,10 +257,14 @@ StepProver::Range StepProver::bounded(GatherRange gather, BatchSizes sizes, cons
       range.shares = shares, range.pairs = weights, range.phases = found.phases;
     }
     if (round == 0) {
-      constexpr StepShares kCorners[] = {{0, 0}, {kWhole, 0}, {0, kWhole}, {0, 0, kWhole}};
-      for (size_t c = 0; c < corners.size(); ++c)
-        corners[c] = find_equivalence_classes(searches_.planner().model(),
-                                              bound_request(problem_, kCorners[c], limit_bytes_, gather));
+      const auto add = [&](StepShares corner) {
+        corners.push_back(find_equivalence_classes(searches_.planner().model(),
+                                                   bound_request(problem_, corner, limit_bytes_, gather)));
+      };
+      add({0, 0});
+      for (size_t k = 1; k < knots_.size(); ++k) add({knots_[k], 0});
+      for (size_t k = 1; k < knots_.size(); ++k) add({0, knots_[k]});
+      add({0, 0, kWhole});
       if (problem_.batches.empty()) range.sizes.most = std::min(range.sizes.most, corners[0].most_batch);
     }
     std::vector<Found> near{found_of(found)};

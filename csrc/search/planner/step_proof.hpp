@@ -68,9 +68,12 @@ class StepProver {
     std::vector<int> phases;        // that its search constrained
     std::vector<PairWeight> pairs;  // of that bound
   };
-  struct Line {  // a plan's bound in ps per sample, linear in the shares
-    double constant = 0, forward = 0, backward = 0, link = 0;
-    double at(const StepShares& shares) const;
+  // A plan's bound in ps per sample: what each share adds, the compute form's at the knots.
+  static constexpr size_t kMostKnots = 4;
+  using AtKnots = std::array<double, kMostKnots>;
+  struct Line {
+    double constant = 0, link = 0;
+    AtKnots forward{}, backward{};
   };
   struct PlanBound {  // its line, and what each entry of a range's pairs adds at the whole
                       // weight
@@ -78,8 +81,8 @@ class StepProver {
     std::vector<Line> pairs;
     Line with(const std::vector<PairWeight>& weights) const;
   };
-  // Costs without shares, and with one share that is whole: forward, backward, link.
-  using Corners = std::array<EquivalenceClasses, 4>;
+  // Costs without shares, with each of forward's alone, each of backward's, and the whole of the link form.
+  using Corners = std::vector<EquivalenceClasses>;
 
   // Bounds the plans with a budget and a batch in these ranges, beginning with the shares, weights and bound
   // of another range; ends when that is at least `enough`.
@@ -87,25 +90,30 @@ class StepProver {
   // The parts of a range, by batch or by budget; none: nothing can be divided.
   std::vector<std::pair<GatherRange, BatchSizes>> parts_of(const Range& range) const;
   void find_sizes();
-  static Line line_of(const Corners& corners, const Found& plan);
+  void find_knots();
+  double at(const Line& line, const StepShares& shares) const;
+  Line line_of(const Corners& corners, const Found& plan);
   std::vector<Line> pairs_of(const Found& plan, const Corners& corners, GatherRange gather,
                              const std::vector<PairWeight>& pairs) const;
   // All pairs that do not fit into a range's budgets together.
   std::vector<PairWeight> pairs_over(GatherRange gather) const;
   // The weights and shares at which the lowest of the plans' bounds is highest, as far as a search along each
   // of them finds.
-  static std::pair<StepShares, double> best_weights(const std::vector<PlanBound>& plans, StepShares shares,
-                                                    std::vector<PairWeight>& weights);
+  std::pair<StepShares, double> best_weights(const std::vector<PlanBound>& plans, StepShares shares,
+                                             std::vector<PairWeight>& weights) const;
   // The shares at which the lowest of the lines is highest, and its value.
-  static std::pair<StepShares, double> best_shares(const std::vector<Line>& lines);
+  std::pair<StepShares, double> best_shares(const std::vector<Line>& lines) const;
 
   Searches& searches_;
   const Request problem_;
   const int64_t limit_bytes_;
   const double gap_;
   std::vector<int64_t> sizes_;  // ascending: budgets into which something more fits than into smaller ones
-  std::vector<Range> ranges_;   // a heap: the lowest bound first
-  Range all_;                   // the first one
+  // Ascending shares, 0 and the whole among them: from one at which transfers take as much alone as beside
+  // computation to the next a plan's bound is linear.
+  std::vector<int64_t> knots_;
+  std::vector<Range> ranges_;  // a heap: the lowest bound first
+  Range all_;                  // the first one
   std::vector<Found> plans_;
   double first_bound_ = 0;  // in seconds per sample, before divisions
   int divisions_ = 0;

@@ -53,6 +53,10 @@ class CollectiveTime {
   }
   // Of any number of bytes.
   double largest_latency_s() const { return lines_ == 0 ? of_hops(hop_, 0, 1) : least().latency_s; }
+  // What each hop of a ring takes longer by `more`; `latency`: the fraction of its latency that counts.
+  double more_s(int64_t bytes, const Collective& more, double latency) const {
+    return of_hops(more, bytes, latency);
+  }
   // Each hop of a ring takes `more`.
   double delayed_s(int64_t bytes, const Collective& more) const {
     if (lines_ > 0) return seconds(bytes) + of_hops(more, bytes, 1);

@@ -50,6 +50,7 @@ struct Device {
   double optimizer_s_per_byte = 0;
   double recompute_slowdown = 1;  // time of a recomputed forward divided by that of the first
   double stolen = 0;  // seconds of computation lost per second of transfer beside it: simulate/simulate.hpp
+  Collective delay;   // additional time of a ring's hop while this rank computes
   // At most kMostProtocols, a ring among them. None: all hops of a ring take what the slowest takes.
   std::vector<Protocol> protocols;
   HostMemory host;

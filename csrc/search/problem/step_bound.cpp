@@ -14,15 +14,21 @@ namespace {
 constexpr double kBelow = 1 - 1e-12;
 constexpr int64_t kRoundingPs = 4;  // of a collective
 
-// A collective: the time that its link is busy, and its latency.
+// A collective: the time that its link is busy, its latency, and how much longer both are beside computation.
 struct Transfer {
   double busy_s = 0, latency_s = 0;
   bool between_hosts = false;
+  double more_busy_s = 0, more_latency_s = 0;
+  double alone_s() const { return busy_s + latency_s; }
+  double more_s() const { return more_busy_s + more_latency_s; }
 };
 
 class Links {
  public:
-  Links(const Device& device) : collectives_(device) {}
+  // Where one lane at most transfers at a time, delays count.
+  Links(const Device& device, const Space& space)
+      : collectives_(device),
+        delay_(device.hosts == 1 && !space.separate_reductions ? device.delay : Collective{}) {}
 
   Transfer gather(int64_t bytes, Mode mode) const { return time(collectives_.gather(mode), bytes); }
   Transfer reduce(int64_t bytes, Mode mode) const { return time(collectives_.reduce(mode), bytes); }
@@ -33,21 +39,26 @@ class Links {
   // At most what gathers of so many bytes together take.
   Transfer gathers(int64_t bytes, int64_t times, Mode mode) const {
     const CollectiveTime of = collectives_.gather(mode);
-    return {of.transfer_s(bytes), static_cast<double>(times) * of.largest_latency_s(), of.between_hosts()};
+    const auto n = static_cast<double>(times);
+    return {of.transfer_s(bytes), n * of.largest_latency_s(), of.between_hosts(), of.more_s(bytes, delay_, 0),
+            n * of.more_s(0, delay_, 1)};
   }
 
  private:
-  static Transfer time(const CollectiveTime& of, int64_t bytes) {
+  Transfer time(const CollectiveTime& of, int64_t bytes) const {
     if (bytes == 0) return {};
-    return {of.transfer_s(bytes), of.latency_s(bytes), of.between_hosts()};
+    return {of.transfer_s(bytes), of.latency_s(bytes), of.between_hosts(), of.more_s(bytes, delay_, 0),
+            of.more_s(0, delay_, 1)};
   }
   const Collectives collectives_;
+  const Collective delay_;
 };
 
 // The bound's weights of one half of a micro-batch, forward or backward.
 struct Half {
   double x = 0, lane = 1, link = 0;  // shares of the compute form, the lane form and the link form
-  double stolen = 0;                 // of computation, per second of transfer
+  double stolen = 0;                 // of computation, per second of transfer, at most 1
+  double takes = 0;                  // the same, which may be more
   bool latencies = true;             // in the lane form
   bool reductions_in_lane = true;    // reductions count in the lane form,
   bool reductions_steal = true;      // in the compute form,
@@ -57,27 +68,39 @@ struct Half {
   int other_lanes = 0;           // on which transfers may run beside a gather
   bool averages_beside = false;  // averages may run beside the last reduction, and steal
   double of(const Transfer& t, bool in_lane = true, bool steals = true) const {
-    return x * (steals ? stolen * (t.busy_s + (every_latency ? t.latency_s : 0)) : 0) +
-           lane * (in_lane ? t.busy_s + (latencies ? t.latency_s : 0) : 0) +
-           link * (t.between_hosts ? t.busy_s : 0);
+    return least(t,
+                 (in_lane ? lane : 0) * (t.busy_s + t.more_s() + (latencies ? t.latency_s : 0)) +
+                     link * (t.between_hosts ? t.busy_s : 0),
+                 steals);
   }
   double of_reduction(const Transfer& t) const {
-    return of(t, reductions_in_lane, reductions_steal) + (one_host ? link * (t.busy_s + t.latency_s) : 0);
+    if (!one_host) return of(t, reductions_in_lane, reductions_steal);
+    return least(
+        t, lane * (t.busy_s + t.more_s() + (latencies ? t.latency_s : 0)) + link * (t.alone_s() + t.more_s()),
+        reductions_steal);
+  }
+  // Beside computation or alone, whichever is less.
+  double least(const Transfer& t, double in_lanes, bool steals) const {
+    const double taken = steals ? stolen * (t.busy_s + (every_latency ? t.latency_s : 0)) : 0;
+    return std::min(t.alone_s(), x * taken + in_lanes);
   }
   double of_average(const Transfer& t) const { return of(t, false, averages_steal); }
-  // What a transfer adds to the compute form by running alone, beside what it steals there.
-  double alone(const Transfer& t, bool steals = true) const {
-    return x * ((1 - (steals ? stolen : 0)) * t.busy_s + t.latency_s);
+  // What a transfer adds by running alone to what is `counted` of it.
+  double alone(const Transfer& t, double counted, bool steals = true) const {
+    const double in_compute_form = x * (t.alone_s() + t.more_s() - (steals ? takes : 0) * t.busy_s);
+    return std::max(0.0, std::min(t.alone_s() - counted, in_compute_form));
   }
+  double alone(const Transfer& gather) const { return alone(gather, of(gather)); }
+  double reduced_alone(const Transfer& t) const { return alone(t, of_reduction(t), reductions_steal); }
+  double averaged_alone(const Transfer& t) const { return alone(t, of_average(t), averages_steal); }
   // What a gather adds for which computation waits from its begin to its end. Other lanes may transfer
   // meanwhile, and steal nothing.
   double exposed(const Transfer& t) const {
-    return std::max(0.0, alone(t) - other_lanes * x * stolen * (t.busy_s + t.latency_s));
+    return std::max(0.0, alone(t) - other_lanes * x * stolen * t.alone_s());
   }
   // The same of the last reduction, beside which averages of others may run that count as stealing.
   double last_reduction(const Transfer& t) const {
-    return std::max(
-        0.0, alone(t, reductions_steal) - (averages_beside ? x * stolen * (t.busy_s + t.latency_s) : 0));
+    return std::max(0.0, reduced_alone(t) - (averages_beside ? x * stolen * t.alone_s() : 0));
   }
 };
 
@@ -98,6 +121,7 @@ struct Halves {
     for (Half* h : {&forward, &backward}) h->lane = 1 - h->x - h->link;
     const bool one_link = device.hosts == 1, both_steal = one_link || 2 * device.stolen <= 1;
     for (Half* h : {&forward, &backward}) {
+      h->takes = device.stolen;
       h->stolen = std::min(1.0, device.stolen);
       h->averages_steal = both_steal;
       h->one_host = one_link;
@@ -120,7 +144,7 @@ class OptionBound {
         space_(space),
         device_(device),
         recompute_(recompute),
-        links_(device),
+        links_(device, space),
         halves_(device, space) {
     for (const Tensor& t : op.tensors) {
       gathered_ += t.compute_bytes();
@@ -151,7 +175,8 @@ class OptionBound {
       if (b.other_lanes == 0) {
         if (way != Recompute::None && recomputed(p) && !later_counts) sum += b.exposed(later);
         if (p.in_backward && !(p.together && way == Recompute::Hold))
-          sum += b.alone(links_.reduce(p.later_sent_bytes, mode)) + (earlier_counts ? 0 : b.exposed(earlier));
+          sum += b.reduced_alone(links_.reduce(p.later_sent_bytes, mode)) +
+                 (earlier_counts ? 0 : b.exposed(earlier));
       }
       least = least < 0 ? sum : std::min(least, sum);
     }
@@ -232,16 +257,17 @@ class OptionBound {
   bool waited_for(int64_t bytes) const { return bytes > space_.gather.most; }
 
   Transfer in_unit(Transfer t) const {
-    if (!space_.every_latency)
-      t.latency_s *= static_cast<double>(at_.latency) / static_cast<double>(StepPosition::kLatency);
+    const double part = static_cast<double>(at_.latency) / static_cast<double>(StepPosition::kLatency);
+    if (!space_.every_latency) t.latency_s *= part, t.more_latency_s *= part;
     return t;
   }
 
   double replicated() const {
     const Transfer all = links_.all_reduce(sent_);
     Transfer in_bucket = all;
-    in_bucket.latency_s *=
+    const double part =
         std::min(1.0, static_cast<double>(trained_) / static_cast<double>(space_.bucket_bytes));
+    in_bucket.latency_s *= part, in_bucket.more_latency_s *= part;
     const Half& b = halves_.backward;
     return b.of_reduction(in_bucket) + (at_.first ? b.last_reduction(all) : 0);
   }
@@ -263,7 +289,7 @@ class OptionBound {
       // Where others of its unit may count what they wait for, each has its part of the latency.
       const bool others_wait = space_.gather.most < kLargestSum;
       sum += f.alone(others_wait ? in_unit(gather) : gather) + b.last_reduction(reduce) +
-             b.alone(average, b.averages_steal);
+             b.averaged_alone(average);
     }
     return sum;
   }
@@ -316,7 +342,7 @@ class OptionBound {
       const double waits = waited_for(slice) ? slices : slices - 1;
       sum += waits *
              (f.exposed(gather) * (calls - (looked_up_first(op_) ? 1 : 0)) + b.exposed(gather) * backwards);
-      if (b.other_lanes == 0) sum += (slices - 1) * b.alone(reduce) * products;
+      if (b.other_lanes == 0) sum += (slices - 1) * b.reduced_alone(reduce) * products;
       if (at_.slice_calls == 1 && op_.look_ups == 0) sum += idle_lane(c);
     }
     int64_t others = 0;

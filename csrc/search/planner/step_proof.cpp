@@ -37,7 +37,7 @@ StepProver::StepProver(Searches& searches, const Request& problem, int64_t limit
 void StepProver::find_knots() {
   const Device& device = problem_.device;
   knots_ = {0, kWhole};
-  if (device.hosts > 1 || device.ranks == 1) return;
+  if (device.ranks == 1 || !delays_count(device, problem_.space)) return;
   const CollectiveTime gather = Collectives(device).gather(Mode::FullShard);
   constexpr int64_t kBytes = int64_t{1} << 30;
   const auto add = [&](double alone_s, double more_s, double stolen) {
@@ -78,7 +78,7 @@ Request bound_request(Request problem, StepShares shares, int64_t limit_bytes, G
   return problem;
 }
 
-StepProver::Line StepProver::line_of(const Corners& corners, const Found& plan) {
+StepProver::Line StepProver::line_of(const Corners& corners, const Found& plan) const {
   const auto samples = static_cast<double>(plan.batch.samples());
   const auto value = [&](size_t corner) {
     return static_cast<double>(step_ps(corners[corner], plan.decision, plan.batch)) / samples;

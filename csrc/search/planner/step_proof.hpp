@@ -92,7 +92,7 @@ class StepProver {
   void find_sizes();
   void find_knots();
   double at(const Line& line, const StepShares& shares) const;
-  Line line_of(const Corners& corners, const Found& plan);
+  Line line_of(const Corners& corners, const Found& plan) const;
   std::vector<Line> pairs_of(const Found& plan, const Corners& corners, GatherRange gather,
                              const std::vector<PairWeight>& pairs) const;
   // All pairs that do not fit into a range's budgets together.

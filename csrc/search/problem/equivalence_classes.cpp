@@ -37,7 +37,7 @@ std::vector<int64_t> signature(const Operator& op, bool positions, bool pairs) {
   if (positions) {
     const StepPosition& at = op.position;
     key.insert(key.end(),
-               {at.latency, at.forward_gathers, at.gathered_again, at.end_unknown, at.first,
+               {at.latency, at.forward_gathers, at.gathered_again, at.end_unknown, at.first, at.last,
                 at.ends_forward_bytes, at.lets_end_bytes, at.ends_forward_gathers, at.lets_end_gathers,
                 at.slice_calls, at.recomputed_last, at.lets_any, at.lets_slice_bytes});
   }

@@ -25,10 +25,8 @@ struct Transfer {
 
 class Links {
  public:
-  // Where one lane at most transfers at a time, delays count.
   Links(const Device& device, const Space& space)
-      : collectives_(device),
-        delay_(device.hosts == 1 && !space.separate_reductions ? device.delay : Collective{}) {}
+      : collectives_(device), delay_(delays_count(device, space) ? device.delay : Collective{}) {}
 
   Transfer gather(int64_t bytes, Mode mode) const { return time(collectives_.gather(mode), bytes); }
   Transfer reduce(int64_t bytes, Mode mode) const { return time(collectives_.reduce(mode), bytes); }

@@ -43,6 +43,10 @@
 //                 at least x (C + s L) + z (transfers between hosts) + (1 - x - z) (L + A).
 //               On one host the link form is that of reductions, with latencies: none begins before the
 //               backward of the last operator, or of its first slice, which counts, too.
+//   delays      Beside computation a transfer takes longer (Device::delay). Where one lane at most transfers
+//   at a
+//               time (delays_count), one of t s alone and d s beside computation counts at least
+//                 min(t, x s t + (1 - x) d):  alone, or while computation goes on.
 //   last        The last operator, or its last slice, is computed after all gathers of forward, which counts
 //               in the lane form.
 // Everything is rounded down: each time is less than the exact one by 1e-12 of it and 4 ps per collective,
@@ -83,6 +87,11 @@ int64_t step_bound_ps(const Operator& op, const Device& device, const Space& spa
 // weights.
 double pair_bound_ps(const Operator& later, const Request& request, Recompute recompute, int64_t wholes,
                      int64_t batch);
+
+// Whether the bound counts that transfers take longer beside computation.
+inline bool delays_count(const Device& device, const Space& space) {
+  return device.hosts == 1 && !space.separate_reductions;
+}
 
 // The computation of a micro-batch in the bound, less the shifts of all operators.
 Linear step_bound_compute(const Model& model, const Request& request);

@@ -234,11 +234,17 @@ def as_fsdp_module(module: nn.Module) -> None:
 
 
 def _both(kind: type[nn.Module]) -> type[nn.Module]:
+    """One for all modules of a class: Dynamo compiles a function for each class that it is called with."""
+    name = f"FSDP{kind.__name__}"
+    for made in kind.__subclasses__():
+        if made.__bases__ == (FSDPModule, kind, TorchFSDPModule) and made.__name__ == name:
+            return made
+
     def __reduce_ex__(self: nn.Module, protocol: Any) -> Any:
         return reduced(self, protocol, kind, _made)
 
     names = {"__module__": kind.__module__, "__reduce_ex__": __reduce_ex__}
-    return type(f"FSDP{kind.__name__}", (FSDPModule, kind, TorchFSDPModule), names)
+    return type(name, (FSDPModule, kind, TorchFSDPModule), names)
 
 
 def _made(kind: type[nn.Module]) -> nn.Module:

@@ -18,6 +18,8 @@ frames are being compiled its forward gathers the unit, around the graph, and th
 Dynamo traces them. These hooks check `Cover.gathered`, which the modules' forwards read too, so that Dynamo
 guards on it: a graph without hooks only runs within the cover. A cover is never inside a graph, since Dynamo
 is disabled for its forward.
+  A module whose own call gathers, as a block's does after fully_shard(block) without a plan, covers the layers inside of it,
+which gather only where they are called by themselves: its call's hooks run outside of the graph of its forward, FSDP2's too.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ if TYPE_CHECKING:
 
 _WHY = (
     "OSDP gathers parameters here, which needs a graph break. With fullgraph=True, compile single "
-    "units of the plan, often blocks (block.compile(fullgraph=True)), instead of the model, and before "
-    "fully_shard."
+    "units of the plan, often blocks (block.compile(fullgraph=True)), instead of the model; what has several, "
+    "before fully_shard."
 )
 
 

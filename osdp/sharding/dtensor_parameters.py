@@ -208,7 +208,8 @@ def show_dtensors(sharded: Sharded) -> None:
             parameters.append(parameter)
     _place(parameters, False)
     sharded.dtensors = True
-    sharded.runtime.on_pass(functools.partial(_place, parameters))
+    disable: Any = torch.compiler.disable  # it runs within calls that may be compiled
+    sharded.runtime.on_pass(functools.partial(disable(_place), parameters))
 
 
 def shows_dtensors(parameters: Iterable[Tensor]) -> bool:

@@ -79,7 +79,8 @@ def route_forward(
     module.forward = not_a_frame(routed)
 
 
-def cover_forward(module: nn.Module, hook: _C.CallHook, cover: Cover) -> None:
-    """Make `module.forward(...)` gather for the modules that it covers."""
+def cover_forward(module: nn.Module, hook: _C.CallHook | None, cover: Cover) -> None:
+    """Make `module.forward(...)` gather for the modules that it covers; without a hook its call has gathered."""
     forward: Function = module.forward
-    module.forward = cover.around(forward, not_a_frame(gathering(module, forward, hook, None)))
+    gathers = forward if hook is None else not_a_frame(gathering(module, forward, hook, None))
+    module.forward = cover.around(forward, gathers)

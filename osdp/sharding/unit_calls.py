@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from torch import nn
 
@@ -14,9 +14,11 @@ from osdp.sharding.compile_hooks import Cover, compiled_modules, covers, install
 
 def install_calls(
     model: nn.Module, plan: Plan, index: dict[str, int], runtime: _C.Runtime, mixed: Collection[str]
-) -> tuple[list[tuple[nn.Module, _C.CallHook, Cover | None]], list[tuple[nn.Module, _C.CallHook, Cover]]]:
-    """Returns modules that gather, with their hooks and covers; and modules that are covers, with theirs.
-    `mixed`: parameters whose dtype in calls differs from that between calls."""
+) -> tuple[
+    list[tuple[nn.Module, _C.CallHook, Cover | None]], list[tuple[nn.Module, _C.CallHook | None, Cover]]
+]:
+    """Returns modules that gather, with their hooks and covers; and modules that are covers, with theirs, which gather
+    by them, or whose call does (None). `mixed`: parameters whose dtype in calls differs from that between calls."""
     compiled = compiled_modules(model)
     params_at: dict[str, list[int]] = {"": []}
     units_at: dict[str, set[int]] = {}
@@ -42,12 +44,15 @@ def install_calls(
         return hook
 
     calls = []
-    covering = []
+    covering: list[tuple[nn.Module, _C.CallHook | None, Cover]] = []
     cover_of: dict[str, Cover] = {}
     alone = _called_by_themselves(model, params_at, compiled)
     for name, inside in covers(model, units_at).items():
         hook = add(name, [i for place in inside for i in params_at[place]], False, True, [])
         covering.append((model.get_submodule(name), hook, Cover()))
+        cover_of |= dict.fromkeys(inside, covering[-1][2])
+    for place, inside in _covered_by_a_call(params_at, alone, cover_of).items():
+        covering.append((model.get_submodule(place), None, Cover()))
         cover_of |= dict.fromkeys(inside, covering[-1][2])
     for name in dict.fromkeys([*params_at, *alone]):
         hold = any(name == block or name.startswith(f"{block}.") for block in held)
@@ -56,6 +61,23 @@ def install_calls(
         install_call(module, hook, cover_of.get(name))
         calls.append((module, hook, cover_of.get(name)))
     return calls, covering
+
+
+def _covered_by_a_call(
+    params_at: Mapping[str, list[int]], alone: Mapping[str, list[int]], covered: Collection[str]
+) -> dict[str, list[str]]:
+    """Modules at whose call all is gathered that modules inside gather where they are called by themselves; and these. In
+    FSDP2's manner blocks, and the layers in them. See Note [Covers]."""
+    found: dict[str, list[str]] = {}
+    for name, params in alone.items():
+        if name in params_at or name in covered:
+            continue
+        outer = (place for place in params_at if f"{name}.".startswith(f"{place}." if place else ""))
+        for place in sorted(outer, key=len, reverse=True):
+            if set(params) <= {*params_at[place], *alone.get(place, [])}:
+                found.setdefault(place, []).append(name)
+                break
+    return found
 
 
 def _called_by_themselves(

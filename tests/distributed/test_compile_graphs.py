@@ -9,10 +9,11 @@ import pytest
 import torch
 from harness import Member
 from support import blocks, plans
-from support.pair import Pair, close
+from support.pair import Pair, close, naming
 from support.workload import Workload
 from torch import nn
 from torch._dynamo.utils import counters
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
@@ -193,6 +194,38 @@ def full_graphs(me: Member) -> None:
 
 def test_full_graphs_of_units_and_not_of_the_model(ranks):
     ranks(full_graphs, world=2)
+
+
+def by_blocks(me: Member, recomputed: bool) -> nn.Module:
+    """In FSDP2's manner."""
+    torch._dynamo.reset()
+    model = LOAD.model(7, torch.float64)
+    for i, block in enumerate(model.blocks):
+        if recomputed:
+            model.blocks[i] = block = checkpoint_wrapper(block)
+        osdp.fully_shard(block, process_group=me.group)
+    return osdp.fully_shard(model, process_group=me.group)
+
+
+def full_graphs_by_blocks(me: Member) -> None:
+    for recomputed in (False, True):
+        model = by_blocks(me, recomputed)
+        for block in model.blocks:
+            block.compile(backend="aot_eager", fullgraph=True)
+        with naming(f"{recomputed=}"):
+            assert breaks_of(me, model, model) == 0
+            assert counters["stats"]["unique_graphs"] == 1
+    model = by_blocks(me, False)
+    model.compile(backend="eager", fullgraph=True)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="single units of the plan"):
+        model(LOAD.data(0, 2, torch.float64)[0][0])
+    model.compile(backend="eager")
+    assert breaks_of(me, model, model) <= 3  # at the blocks, as with FSDP2
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_full_graphs_of_blocks_without_a_plan(ranks, world):
+    ranks(full_graphs_by_blocks, world=world)
 
 
 def by_what_torch_compile_returned(me: Member) -> None:

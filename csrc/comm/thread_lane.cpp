@@ -1,6 +1,7 @@
 // A lane that is a thread: on the CPU.
 #include <ATen/record_function.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <condition_variable>
@@ -23,6 +24,13 @@ std::exception_ptr ended() {
                             "OSDP: the process group was destroyed, or the process is ending");
 }
 
+std::exception_ptr forked() {
+  return faults::make_error(
+      faults::ErrorKind::Sharding,
+      "OSDP: this process was forked from a rank, and the threads that communicate are not in it: use the "
+      "sharded model in the process that sharded it, or give the child full values (model.state_dict())");
+}
+
 class ThreadLane final : public Lane {
  public:
   explicit ThreadLane(std::shared_ptr<faults::GroupHealth> health)
@@ -43,8 +51,12 @@ class ThreadLane final : public Lane {
 
   Work submit(faults::TaskNamePtr name, Task task, EarlySend early) override {
     auto state = std::make_shared<Work::State>(health_);
-    tracker_.submitted();
     state->name = name;
+    if (getpid() != process_) {  // before any lock, which the thread may have held
+      state->finish(forked());
+      return Work(std::move(state));
+    }
+    tracker_.submitted();
     std::lock_guard lock(mutex_);
     if (ending_) {
       state->finish(ended());
@@ -98,6 +110,7 @@ class ThreadLane final : public Lane {
   std::deque<Item> queue_;
   bool ending_ = false, over_ = false;  // over: the thread takes no more tasks
   std::exception_ptr broken_;
+  const pid_t process_ = getpid();
   std::thread thread_;
 };
 

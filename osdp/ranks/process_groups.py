@@ -16,7 +16,9 @@ others on a channel without stale data: the caller's own group, or an answer to 
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+import os
 import secrets
 import weakref
 from collections.abc import Sequence
@@ -62,16 +64,13 @@ class LaneGroup:
         self._stages: list[int] = []
         self._parts: dict[tuple[str, tuple[tuple[int, ...], ...]], str] = {}
         self._made: list[tuple[str, dist.ProcessGroup]] = []
-        self._used: list[_C.Collectives] = []
-        weakref.finalize(
-            self, _end, self._made, self._used
-        ).atexit = False  # then extension_lifetime.py ends all
+        weakref.finalize(self, _end, self._made).atexit = False  # then extension_lifetime.py ends all
+        _of_this_process.add(self)
         extension_lifetime.has_threads()
         self._make(name, group, range(dist.get_world_size(group)), phase)
         self.name_ranks([f"rank {rank}" for rank in self._ranks])
         _C.start_heartbeat(name, device, timeout_of(group, device).total_seconds())
         self.collectives = _C.Collectives(name, device)
-        self._used.append(self.collectives)
 
     def name_ranks(self, names: Sequence[str]) -> None:
         """What errors call each rank of the group: its number in the job, "rank 6", with its stage of a pipeline where it
@@ -114,17 +113,23 @@ class LaneGroup:
         self._made.append((name, made))
 
 
-_of_parent: list[object] = []  # in a forked child: groups, whose end waits for threads that are not there
-
-
-def _end(made: list[tuple[str, dist.ProcessGroup]], used: list[_C.Collectives]) -> None:
-    if extension_lifetime.is_fork():
-        _of_parent.append((list(made), list(used)))
-        return
+def _end(made: list[tuple[str, dist.ProcessGroup]]) -> None:
     for name, group in reversed(made):
         _C.end_group(name)
         forget_group(group, name)
     made.clear()
+
+
+_of_this_process: weakref.WeakSet[LaneGroup] = weakref.WeakSet()
+
+
+def _keep_in_child() -> None:
+    """In a forked child groups never end, not even with the interpreter: they would wait for threads that are not there."""
+    for group in _of_this_process:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+
+
+os.register_at_fork(after_in_child=_keep_in_child)
 
 
 def lane_group(group: dist.ProcessGroup, device: torch.device, phase: str = PHASE) -> LaneGroup:

@@ -409,6 +409,8 @@ def _split_shape(owners: Ownership, name: str, trace: Trace | None) -> tuple[int
     if any(owners.home(alias) is not module for p in owned if p != weight for alias in owners.aliases[p]):
         return None
     own: Any = module.weight
+    if not own.is_floating_point() or own._backward_hooks:
+        return None  # of complex numbers; `register_hook`, which is called with the full gradient
     readers = {owners.modules[r] for r in trace.readers([weight])}
     homes = {owners.home(n) for n in (weight, *owners.aliases[weight])}
     if readers != homes or not all(_can_be_sliced(r) and r.weight is own for r in readers):

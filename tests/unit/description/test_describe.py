@@ -384,6 +384,21 @@ def test_only_plain_convolutions_without_groups_can_be_computed_in_slices() -> N
         osdp.Plan.uniform(description).replace({"0": osdp.Choice("FULL_SHARD", granularity=2, split="in")})
 
 
+def test_complex_weights_and_those_whose_gradient_a_hook_sees_are_not_sliced() -> None:
+    """Products in slices are of real numbers; a hook on a weight in slices would be called with None."""
+    model = nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 6), nn.Conv1d(5, 4, 3), nn.Linear(4, 4))
+    for layer in model[:3]:
+        layer.weight.register_hook(lambda grad: grad * 2)
+    model[3].weight.register_hook(lambda grad: grad).remove()
+    numbers = nn.Sequential(nn.Linear(4, 6), nn.Conv1d(5, 4, 3)).to(torch.complex64)
+    for each, sample, sliced in (
+        (model, torch.zeros(2, 5, dtype=torch.long), {"3"}),
+        (numbers, torch.randn(2, 5, 4, dtype=torch.complex64), set()),
+    ):
+        operators = osdp.describe(each, sample).operators
+        assert {o.name for o in operators if o.split_shape is not None} == sliced
+
+
 def test_without_a_sample_operators_are_gathered_at_their_parents() -> None:
     description = osdp.describe(GPT())
     operators = by_name(description)

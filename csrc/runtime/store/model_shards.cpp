@@ -8,10 +8,11 @@
 namespace osdp::runtime {
 namespace {
 
-// Tensors that cannot be divided into rows stay whole: scalars and tensors of at most one element. With one
-// rank nothing is sharded.
-bool can_shard(at::IntArrayRef sizes, const ShardGroups& shard_groups) {
-  return !shard_groups.shard->alone() && !sizes.empty() && c10::multiply_integers(sizes) > 1;
+// Tensors that cannot be divided into rows stay whole: scalars and tensors of at most one element. One rank
+// shards only what rests in host memory, all rows of it.
+bool can_shard(at::IntArrayRef sizes, const ShardGroups& shard_groups, bool offload) {
+  const bool several = !shard_groups.shard->alone() || offload;
+  return several && !sizes.empty() && c10::multiply_integers(sizes) > 1;
 }
 
 void check_split(const ParamSpec& spec) {
@@ -62,7 +63,7 @@ ModelShards::ModelShards(std::vector<ParamSpec> params, const std::vector<UnitSp
     // With one rank a split weight keeps its slices, but none is sharded.
     if (spec.split && everyone.shard->alone()) spec.split->sharded = 0;
     const ShardGroups& shard_groups = traits(modes[i]).inside_hosts ? hybrid : everyone;
-    const bool sharded = spec.split || (traits(modes[i]).sharded && can_shard(spec.sizes(), shard_groups));
+    const bool sharded = spec.split || (traits(modes[i]).sharded && can_shard(spec.sizes(), shard_groups, spec.offload));
     offloads_ |= add_parameter(spec, sharded, shard_groups).away();
     spec.tensor.reset();
   }
@@ -147,7 +148,7 @@ void ModelShards::check_rows_stay(const std::vector<UnitSpec>& units) const {
     for (const int64_t i : unit.params) {
       const Parameter& p = parameter(i);
       const ShardGroups& over = traits(unit.mode).inside_hosts ? hybrid_ : everyone_;
-      const bool sharded = traits(unit.mode).sharded && can_shard(p.full_sizes(), over);
+      const bool sharded = traits(unit.mode).sharded && can_shard(p.full_sizes(), over, p.away());
       const bool stays = p.split() ? !traits(unit.mode).inside_hosts
                                    : p.whole() != sharded && (p.whole() || place_of(p).shard_groups == &over);
       OSDP_CHECK(!found[i]++, Sharding, "OSDP: parameter '", p.name(), "' is in two units of the new plan.");

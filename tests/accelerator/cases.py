@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from training import GPT, VOCABULARY, Setting, described, sgd, steps, train
+from training import GPT, VOCABULARY, Convolutions, Setting, described, sgd, steps, train
 
 import osdp
 from osdp.sharding.parameter_settings import STAYS_AFTER_BACKWARD, STAYS_AFTER_FORWARD, change_setting
@@ -118,6 +118,16 @@ def slices_out(s: Setting) -> None:
 @case
 def slices_in(s: Setting) -> None:
     in_slices(s, "in")
+
+
+@case
+def convolutions_in_slices(s: Setting) -> None:
+    torch.default_generator.manual_seed(7)
+    model = Convolutions()
+    choice = osdp.Choice("FULL_SHARD", granularity=4, sharded_slices=3, split="out")
+    plan = plan_of(s, model).replace({"first": choice, "second": choice})
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        train(s, osdp.fully_shard(model.to(s.device), plan))
 
 
 @case
@@ -309,7 +319,7 @@ def offloaded(s: Setting) -> None:
     model = s.model()
     some = {name: osdp.Choice("FULL_SHARD_OFFLOAD") for name in list(plan.choices)[::2]}
     model = osdp.fully_shard(model, plan.replace(some), device_id=s.device)
-    if s.device.type != "cpu" and s.world > 1:  # some rest on the host, the others on the device
+    if s.device.type != "cpu":  # some rest on the host, the others on the device
         assert {p.device.type for p in model.parameters()} == {"cpu", s.device.type}
     train(s, model, count=5)
 

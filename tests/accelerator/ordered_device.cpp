@@ -680,6 +680,20 @@ bool needs_values(const c10::FunctionSchema& schema, const std::vector<c10::IVal
     if (r.type()->isSubtypeOf(*c10::NumberType::get()) || r.type()->isSubtypeOf(*c10::BoolType::get())) return true;
   return false;
 }
+// The CPU's operator for one of the device: convolutions of other devices have names of their own.
+const char* const kConvolution = "aten::convolution_overrideable";
+const char* const kConvolutionBackward = "aten::convolution_backward_overrideable";
+void run_on_cpu(const c10::OperatorHandle& op, std::vector<c10::IValue>& s) {
+  const std::string& name = op.schema().name();
+  const auto call = [&](const char* other) {
+    c10::Dispatcher::singleton().findSchemaOrThrow(other, "").redispatchBoxed(
+        c10::DispatchKeySet(c10::DispatchKey::CPU), &s);
+  };
+  if (name == kConvolution) return call("aten::convolution");
+  if (name != kConvolutionBackward) return op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &s);
+  s.insert(s.begin() + 3, c10::IValue(std::vector<int64_t>{s[2].toTensor().size(0)}));  // the bias's sizes
+  call("aten::convolution_backward");
+}
 void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
   const size_t n = schema.arguments().size(), first = stack->size() - n;
@@ -701,7 +715,7 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     });
   }
   const auto run = [op](std::vector<c10::IValue> s) {
-    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &s);
+    run_on_cpu(op, s);
     return s;
   };
   const auto argument_returned = [&](size_t r) -> c10::IValue {  // of in-place operators and `out`s
@@ -886,7 +900,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   });
   m.impl("_local_scalar_dense", local_scalar);
   // One operator each, as on CUDA; torch would take them apart.
-  static const std::set<std::string> whole{"aten::_chunk_cat", "aten::_chunk_cat.out", "aten::split_with_sizes_copy.out"};
+  static const std::set<std::string> whole{"aten::_chunk_cat", "aten::_chunk_cat.out", "aten::split_with_sizes_copy.out", kConvolution,
+                                           kConvolutionBackward};
   for (const auto& op : c10::Dispatcher::singleton().getAllOpNames())
     if (op.name.rfind("aten::_foreach_", 0) == 0 || whole.count(c10::toString(op)))
       m.impl(c10::str(op.name.substr(6), op.overload_name.empty() ? "" : ".", op.overload_name).c_str(),

@@ -63,6 +63,20 @@ class GPT(nn.Module):
         return self(tokens).logsumexp(-1).mean()
 
 
+class Convolutions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, HIDDEN)
+        self.first = nn.Conv1d(HIDDEN, INNER, 3, padding=1)
+        self.second = nn.Conv1d(INNER, HIDDEN, 3, padding=1)
+        self.head = nn.Linear(HIDDEN, VOCABULARY, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens).transpose(1, 2)
+        x = x + self.second(nn.functional.gelu(self.first(x)))
+        return self.head(x.transpose(1, 2))
+
+
 @dataclass
 class Setting:
     """Where a case runs. `losses`: what it has to show, in order; alike on every device."""

@@ -62,7 +62,7 @@ inline void check_found(const Model& model, Request request, const Found& found,
                                                 " ps, is above the search's " +
                                                 std::to_string(found.step_ps));
     // Of what the largest peak may be, the search was given all.
-    if (request.device.ranks > 1) request.limit_bytes += request.limit_bytes / 99 + 1;
+    if (!request.moves_nothing()) request.limit_bytes += request.limit_bytes / 99 + 1;
     if (request.limit_bytes > kMostBytes) return;  // no limit of a request
   }
   const std::string wrong = check_plan(model, request, plan, found.step_ps, found.peak_bytes);

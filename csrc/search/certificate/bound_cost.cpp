@@ -243,7 +243,7 @@ class Bound {
 
 int128 bound_cost(const Operator& op, const Request& request, Recompute recompute,
                   const PlainPlan::Choice& choice) {
-  if (request.device.ranks == 1) return 0;
+  if (request.moves_nothing()) return 0;
   PlainPlan::Choice c = choice;
   if (c.mode == Mode::NoShard) c.granularity = 1;
   const Bound bound(op, request, recompute);

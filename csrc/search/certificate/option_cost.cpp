@@ -254,10 +254,21 @@ Split slices_of(const Operator& op, int64_t g) {
   return lines[rows] >= g ? splits[rows] : Split::None;
 }
 
+// It has nobody to share with: every mode is NO_SHARD or offload.
+std::vector<Choice> choices_of_one_rank(const Request& request) {
+  const bool offloads = allows(request, Mode::FullShardOffload);
+  const bool only = offloads && request.space.modes.size() == 1;
+  std::vector<Choice> found;
+  if (!only) found.push_back({});
+  if (offloads) found.push_back({Mode::FullShardOffload, 1, 1});
+  return found;
+}
+
 std::vector<Choice> choices(const Operator& op, const Request& request) {
   const Device& device = request.device;
   if (op.tensors.empty()) return {};
-  if (device.ranks == 1 || std::none_of(op.tensors.begin(), op.tensors.end(), has_rows)) return {Choice{}};
+  if (std::none_of(op.tensors.begin(), op.tensors.end(), has_rows)) return {Choice{}};
+  if (device.ranks == 1) return choices_of_one_rank(request);
   std::vector<Choice> found;
   if (allows(request, Mode::NoShard)) found.push_back({});
   for (const ModeTraits& m : kModes) {

@@ -174,7 +174,7 @@ class Checker {
  private:
   // A plan's largest peak leaves a hundredth of the limit to kernel libraries (docs/search.md, Phases).
   int64_t limit() const {
-    const bool of_peak = !request_.paper() && request_.device.ranks > 1;
+    const bool of_peak = !request_.paper() && !request_.moves_nothing();
     return request_.limit_bytes - (of_peak ? request_.limit_bytes / 100 : 0);
   }
   // Prices times totals fit 128 bits: 2^10 x (2^40 x 2^61 ps + 24 x 2^46 x 2^61 bytes).

@@ -65,7 +65,7 @@ Schedule Searches::run(const Request& request, double gap, int64_t work) {
 
 bool Searches::limit_is_of_sum() const {
   const Request& request = planner_.request();
-  return request.paper() || request.device.ranks == 1;
+  return request.paper() || request.moves_nothing();
 }
 
 Answer Searches::best_plan(int64_t limit_bytes, const std::vector<Batch>& batches) {

@@ -37,7 +37,7 @@ StepProver::StepProver(Searches& searches, const Request& problem, int64_t limit
 void StepProver::find_knots() {
   const Device& device = problem_.device;
   knots_ = {0, kWhole};
-  if (device.ranks == 1 || !delays_count(device, problem_.space)) return;
+  if (!delays_count(device, problem_.space)) return;
   const CollectiveTime gather = Collectives(device).gather(Mode::FullShard);
   constexpr int64_t kBytes = int64_t{1} << 30;
   const auto add = [&](double alone_s, double more_s, double stolen) {

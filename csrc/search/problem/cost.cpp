@@ -114,7 +114,7 @@ class Pricer {
       if (t.trainable) updated += t.bytes(), kept_whole += t.bytes(), reduced += t.reduce_bytes();
     }
     c.gradient_bytes = updated, c.whole_gradient_bytes = kept_whole;
-    c.transient_bytes = device_.ranks > 1 ? std::max(gathered(slices.large), sent(slices.large)) : 0;
+    c.transient_bytes = std::max(gathered(slices.large), sent(slices.large));
     // Backward of the first slice allocates the gradients that this rank keeps of all slices: of a tied
     // weight in the phase of the last operator that reads it.
     const int64_t made = in_phases_ ? slices.small : slices.large;  // phases hold what is certain
@@ -131,8 +131,8 @@ class Pricer {
 
  private:
   bool again() const { return (op_.places > 1 || op_.calls > 1) && !paper(); }
-  // On one rank nothing depends on timing: the largest phase is the peak.
-  bool sum_is_peak() const { return device_.ranks == 1 && !space_.shares; }
+  // Where nothing is transferred nothing depends on timing: the largest phase is the peak.
+  bool sum_is_peak() const { return moves_nothing(device_, space_) && !space_.shares; }
   bool paper() const { return space_.cost == Cost::Paper; }
   // Note [Stages of a pipeline]. The sum of gradients is in memory before and after this operator's backward
   // in a micro-batch that is neither the first nor the last; of two, before that of the last one.
@@ -179,7 +179,7 @@ class Pricer {
     }
     c.gradient_bytes = updated;
     // The gathered parameters, or the gradient that is reduced.
-    c.transient_bytes = device_.ranks > 1 ? std::max(compute_bytes_, reduce_bytes_) : 0;
+    c.transient_bytes = std::max(compute_bytes_, reduce_bytes_);
     c.own_bytes = std::max(compute_gradient_bytes_, reduce_bytes_);
     return updated;
   }
@@ -311,10 +311,15 @@ Linear recompute_ps(const Operator& op, const Device& device) {
 
 namespace {
 
-// Whether every rank holds the whole operator under every choice.
-bool is_whole(const Operator& op, const Device& device) {
-  const auto has_rows = [](const Tensor& t) { return t.shardable && t.bytes() > 0; };
-  return device.ranks == 1 || std::none_of(op.tensors.begin(), op.tensors.end(), has_rows);
+bool has_rows(const Operator& op) {
+  return std::any_of(op.tensors.begin(), op.tensors.end(),
+                     [](const Tensor& t) { return t.shardable && t.bytes() > 0; });
+}
+
+// Whether ranks hold parts of what has rows. One rank has no others to share with, but what it offloads
+// comes and goes as shards do.
+bool shards(Mode mode, const Device& device) {
+  return traits(mode).sharded && (device.ranks > 1 || traits(mode).on_host);
 }
 
 // On one host, what is sharded inside hosts is sharded over all ranks.
@@ -331,7 +336,7 @@ Mode over_all_ranks(Mode mode) {
 Candidate candidate_of(const Operator& op, const Device& device, const Space& space, Recompute recompute,
                        Mode mode, int64_t granularity, int64_t sharded, Split split) {
   const Pricer price(op, device, space, recompute, false);
-  if (!traits(mode).sharded || is_whole(op, device)) return price.no_shard();
+  if (!shards(mode, device) || !has_rows(op)) return price.no_shard();
   if (device.hosts == 1) mode = over_all_ranks(mode);
   if (granularity == 1 || !traits(mode).sliced) return price.sharded(mode);
   const int64_t length = split == Split::Out ? op.out_features : split == Split::In ? op.in_features : 0;
@@ -351,19 +356,22 @@ std::vector<Candidate> every_candidate(const Operator& op, const Device& device,
   validate(op);
   if (op.tensors.empty()) return {};
   const Pricer price(op, device, space, recompute, true);
-  const bool alone = is_whole(op, device);
   std::vector<Candidate> found;
   const auto allowed = [&](Mode m) {
     if (space.cost == Cost::Paper && traits(m).on_host) return false;  // it knows no host memory
     return std::find(space.modes.begin(), space.modes.end(), m) != space.modes.end();
   };
-  if (allowed(Mode::NoShard) || alone) found.push_back(price.no_shard());
-  if (alone) return found;
+  const bool whole = device.ranks == 1 && std::any_of(kModes.begin(), kModes.end(), [&](const ModeTraits& m) {
+    return allowed(m.mode) && !shards(m.mode, device);
+  });
+  if (allowed(Mode::NoShard) || whole || !has_rows(op)) found.push_back(price.no_shard());
+  if (!has_rows(op)) return found;
   const bool several_hosts = device.hosts > 1 && device.ranks > device.hosts;
   for (const ModeTraits& m : kModes)
-    if (m.sharded && m.mode != Mode::FullShard && allowed(m.mode) && (several_hosts || !m.inside_hosts))
+    if (shards(m.mode, device) && m.mode != Mode::FullShard && allowed(m.mode) &&
+        (several_hosts || !m.inside_hosts))
       found.push_back(price.sharded(m.mode));
-  if (!allowed(Mode::FullShard)) return found;
+  if (!allowed(Mode::FullShard) || !shards(Mode::FullShard, device)) return found;
   found.push_back(price.sharded(Mode::FullShard));
   if (op.split_tensor < 0) return found;
   for (int64_t g : space.granularities) {

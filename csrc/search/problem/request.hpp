@@ -1,6 +1,7 @@
 // Input of a plan search besides the model: the machine, the search space, the memory limit and the batches.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -133,6 +134,12 @@ struct Space {
   PipelineStage stage;
 };
 
+// Whether nothing is transferred: one rank, which offloads nothing.
+inline bool moves_nothing(const Device& device, const Space& space) {
+  return device.ranks == 1 &&
+         std::none_of(space.modes.begin(), space.modes.end(), [](Mode m) { return traits(m).on_host; });
+}
+
 // The micro-batch size per rank and the number of micro-batches in one step.
 struct Batch {
   int64_t size = 1, accumulation = 1;
@@ -163,6 +170,7 @@ struct Request {
   BatchSizes micro_batches() const;
 
   bool paper() const { return space.cost == Cost::Paper; }
+  bool moves_nothing() const { return search::moves_nothing(device, space); }
 };
 
 inline std::vector<BatchRange> Request::ranges() const {

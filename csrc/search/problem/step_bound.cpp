@@ -425,7 +425,7 @@ double shift_s(const Operator& op, const OptionBound& bound) {
 
 int64_t step_bound_ps(const Operator& op, const Device& device, const Space& space, Recompute recompute,
                       const Candidate& c) {
-  if (device.ranks == 1) return 0;
+  if (moves_nothing(device, space)) return 0;
   const OptionBound bound(op, device, space, recompute);
   const double seconds = bound.seconds(c) + shift_s(op, bound) - bound.saved(c) + bound.pairs(c);
   const auto ps = static_cast<double>(picoseconds(std::max(0.0, seconds), "operator", op.name));
@@ -459,7 +459,7 @@ Linear step_bound_compute(const Model& model, const Request& request) {
   double shift = 0;
   for (const Operator& op : model.operators) {
     const auto ps = [&](double seconds) { return picoseconds(seconds, "operator", op.name); };
-    if (request.device.ranks > 1)
+    if (!request.moves_nothing())
       shift += shift_s(op, OptionBound(op, request.device, request.space, Recompute::None));
     if (request.device.ranks > 1 && looked_up_first(op) && may_be_sliced(op, request.space))
       continue;  // it may run beside its transfers
@@ -475,7 +475,7 @@ Linear step_bound_compute(const Model& model, const Request& request) {
   const auto shift_ps = static_cast<int128>(std::ceil(shift * 1e12)) + 1;
   for (const Operator& op : model.operators) {  // what neighbours do not wait for
     const NeighbourPair& p = op.position.earlier;
-    if (request.device.ranks == 1 || p.later_bytes == 0) continue;
+    if (request.moves_nothing() || p.later_bytes == 0) continue;
     const OptionBound bound(op, request.device, request.space, Recompute::None);
     if (bound.most_of_pair(p) == 0) continue;
     const auto weight = static_cast<int64_t>(bound.weight_of(p) * StepShares::kWhole);
@@ -495,7 +495,7 @@ Linear step_bound_compute(const Model& model, const Request& request) {
 double pair_bound_ps(const Operator& later, const Request& request, Recompute recompute, int64_t wholes,
                      int64_t batch) {
   const NeighbourPair& p = later.position.earlier;
-  if (p.later_bytes == 0 || request.device.ranks == 1) return 0;
+  if (p.later_bytes == 0 || request.moves_nothing()) return 0;
   const OptionBound bound(later, request.device, request.space, recompute);
   if (bound.waits(p, Recompute::None) + bound.waits(p, Recompute::Regather) == 0) return 0;
   const auto share = [](int64_t s) { return static_cast<double>(s) / StepShares::kWhole; };

@@ -272,18 +272,20 @@ class Builder {
         throw InvalidProblem("unit '" + unit.name + "' has an unknown operator");
       }
     }
-    if (unit.operators.empty() || request_.device.ranks == 1) return;
+    if (unit.operators.empty()) return;
+    Mode mode = Mode::NoShard;  // unless an operator of it is sharded
+    for (int i : unit.operators)
+      if (modes_[i] != Mode::NoShard) mode = modes_[i];
+    if (request_.device.ranks == 1 && mode == Mode::NoShard) return;  // nobody to average with
     const auto first = static_cast<size_t>(unit.operators.front());
     if (model_.operators[first].tensors.empty())
       throw InvalidProblem("unit '" + unit.name + "' begins with an operator that has no parameters");
     if (sliced_[first]) return add_slices(unit);
-    Mode mode = Mode::NoShard;        // unless an operator of it is sharded
     size_t tensors = 0, trained = 0;  // of all members
     for (int i : unit.operators)
       for (const Tensor& t : model_.operators[i].tensors) ++tensors, trained += t.trainable;
     int128 all = 0, sent = 0, made = 0, kept = 0, copies = 0, packed = 0, means = 0, cast = 0;
     for (int i : unit.operators) {
-      if (modes_[i] != Mode::NoShard) mode = modes_[i];
       StepOperator& o = step_.operators[i];
       int64_t gradients = 0;  // in the compute or the reduce dtype, whichever is larger
       for (const Tensor& t : model_.operators[i].tensors) {

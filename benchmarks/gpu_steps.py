@@ -6,7 +6,8 @@
 
 bf16 compute over fp32 parameters, AdamW (fused), one rank, which shards and sends nothing: what is predicted are its
 kernels, launches and memory. Each model without recomputation and with it. The plans are made without a GPU, on the
-meta device. "compiled": every block by torch.compile; its losses are the eager ones' but for rounding.
+meta device. "compiled": every block by torch.compile; its losses are the eager ones' but for rounding. "partly offloaded":
+recomputed, within the mean of what it holds with everything offloaded and with nothing.
 """
 
 from __future__ import annotations
@@ -30,6 +31,22 @@ from osdp.sharding.report import predicted_allocated_bytes, predicted_reserved_b
 
 STEPS, WARM_UP = 8, 3
 MANNERS = {"kept": False, "recomputed": True}
+OFFLOADED = ("partly offloaded", "offloaded")
+
+
+def searched(description: Any, batch: int, machine: str) -> dict[str, osdp.Plan]:
+    def plan(checkpoint: bool, *modes: str, memory: int | str = "1TiB") -> osdp.Plan:
+        return osdp.search(
+            description, memory=memory, world_size=1, hardware=machine, precision="bf16", batch_size=batch,
+            checkpoint=checkpoint, modes=modes,
+        )  # fmt: skip
+
+    found = {manner: plan(checkpoint, "NO_SHARD") for manner, checkpoint in MANNERS.items()}
+    found["offloaded"] = plan(True, "FULL_SHARD_OFFLOAD")
+    least, most = (found[m].predicted.peak_memory_bytes for m in ("offloaded", "recomputed"))
+    limit = int(max(least + most, 2.1 * least) / 2)  # a hundredth of it is left to libraries
+    found["partly offloaded"] = plan(True, "NO_SHARD", "FULL_SHARD_OFFLOAD", memory=limit)
+    return found
 
 
 def search(folder: Path, machine: str, names: list[str]) -> None:
@@ -42,11 +59,7 @@ def search(folder: Path, machine: str, names: list[str]) -> None:
         sample = LARGE[name].batch(torch.Generator().manual_seed(0))
         begin = time.perf_counter()
         description = osdp.describe(model, *sample, precision="bf16", device="cuda")
-        for manner, checkpoint in MANNERS.items():
-            plan = osdp.search(
-                description, memory="1TiB", world_size=1, hardware=machine, precision="bf16",
-                batch_size=sample[0].shape[0], checkpoint=checkpoint,
-            )  # fmt: skip
+        for manner, plan in searched(description, sample[0].shape[0], machine).items():
             plan.save(folder / f"{name} {manner}.json")
             print(
                 f"{name}, {manner}: {plan.predicted.step_time_s * 1e3:.1f} ms, "
@@ -115,7 +128,9 @@ def one(name: str, plan: osdp.Plan, compiled: bool = False) -> dict[str, Any]:
     }
 
 
-def measure(folder: Path, file: Path, seconds: float, names: list[str], compiled: list[str]) -> None:
+def measure(
+    folder: Path, file: Path, seconds: float, names: list[str], compiled: list[str], offloaded: list[str]
+) -> None:
     begin = time.monotonic()
     for key, value in {
         "RANK": "0",
@@ -129,6 +144,7 @@ def measure(folder: Path, file: Path, seconds: float, names: list[str], compiled
     rows = []
     for name, manner, compile_it in [
         *((name, manner, False) for name in names for manner in MANNERS),
+        *((name, manner, False) for name in offloaded for manner in OFFLOADED),
         *((name, "kept", True) for name in compiled),
     ]:
         if time.monotonic() - begin > seconds:
@@ -194,13 +210,14 @@ def main() -> None:
     parser.add_argument("--machine", default="h100-8")
     parser.add_argument("--models", nargs="+", choices=LARGE, default=list(LARGE))
     parser.add_argument("--compiled", nargs="*", choices=LARGE, default=["Llama 1B"])
+    parser.add_argument("--offloaded", nargs="*", choices=LARGE, default=["GPT-2 medium", "Llama 1B"])
     parser.add_argument("--json", type=Path)
     parser.add_argument("--seconds", type=float, default=300, help="no model is begun after them")
     a = parser.parse_args()
     if a.search:
         search(a.search, a.machine, a.models)
     if a.measure:
-        measure(a.measure, a.json, a.seconds, a.models, a.compiled)
+        measure(a.measure, a.json, a.seconds, a.models, a.compiled, a.offloaded)
     if a.show and a.predict:
         predict(a.show, a.predict)
     if a.show:

@@ -2,6 +2,7 @@
 tensors take and that the caching allocator reserves.
 
     torchrun --nproc-per-node 1 benchmarks/support/gpu_prediction.py [--layers 24] [--width 2048] [--batch 4]
+    torchrun --nproc-per-node 1 benchmarks/support/gpu_prediction.py --family "T5 large" [--modes ... --memory ...]
 
 The model's parameters are bf16, so that every operator is measured as it is trained. One rank computes only, and so does
 its prediction: collectives take several GPUs. Without an accelerator it runs on the CPU: give it a small model.
@@ -14,7 +15,9 @@ import dataclasses
 import json
 import os
 import statistics
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -45,20 +48,20 @@ def wait_for(device: torch.device) -> None:
 
 
 def beside_prediction(
-    model: nn.Module, tokens: torch.Tensor, seconds: float, steps: int, **searching: Any
+    model: nn.Module, sample: tuple[torch.Tensor, ...], seconds: float, steps: int, **searching: Any
 ) -> dict[str, Any]:
     """Collective. `model` is on its device; `seconds`: of the profile; `searching`: arguments of the search."""
-    device = tokens.device
-    hardware = osdp.profile(model, tokens, seconds=seconds)
-    given = {"batch_size": len(tokens), "checkpoint": False, **searching}
-    plan = osdp.search(model, (tokens,), hardware=hardware, **given)
+    device = sample[0].device
+    hardware = osdp.profile(model, *sample, seconds=seconds)
+    given = {"batch_size": len(sample[0]), "checkpoint": False, **searching}
+    plan = osdp.search(model, sample, hardware=hardware, **given)
     assert plan.predicted is not None
     statistic = DeviceStatistics(device)
     model = osdp.fully_shard(model, plan)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=device.type in ("cpu", "cuda"))
 
     def step() -> torch.Tensor:
-        loss = model(tokens)
+        loss = model(*sample)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -85,6 +88,7 @@ def beside_prediction(
             "communication_delay": dataclasses.asdict(hardware.communication_delay),
             "stolen_computation": hardware.stolen_computation,
             "device_memory": dataclasses.asdict(hardware.device_memory),
+            "host_memory": hardware.host_memory and dataclasses.asdict(hardware.host_memory),
         },
         "modes": sorted({choice.mode for choice in plan.choices.values()}),
         "predicted": {
@@ -107,6 +111,9 @@ def main() -> None:
     for name, default in (("layers", 24), ("width", 2048), ("batch", 4), ("length", 1024), ("steps", 8)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--seconds", type=float, default=20, help="of the profile")
+    parser.add_argument("--family", help="of large_families.py")
+    parser.add_argument("--modes", nargs="+", default=["FULL_SHARD"])
+    parser.add_argument("--recompute", action="store_true")
     parser.add_argument("--memory", help="of a plan; default: the device's")
     a = parser.parse_args()
     from gpu_step import GPT
@@ -117,11 +124,23 @@ def main() -> None:
         device, backend = torch.device("cuda"), "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend)
     torch.manual_seed(0)
-    with device:
-        model = WithLoss(GPT(a.layers, a.width)).to(torch.bfloat16)
-        tokens = torch.randint(50304, (a.batch, a.length + 1))
-    row = {"world": dist.get_world_size(), "torch": torch.__version__, "tokens": a.batch * a.length}
-    row |= beside_prediction(model, tokens, a.seconds, a.steps, modes="FULL_SHARD", memory=a.memory)
+    sample: tuple[torch.Tensor, ...]
+    if a.family:
+        sys.path.insert(0, str(Path(__file__).parents[1]))
+        from support.large_families import LARGE
+
+        with device:
+            model = LARGE[a.family].make().to(torch.bfloat16)
+        sample = tuple(t.to(device) for t in LARGE[a.family].batch(torch.Generator().manual_seed(0)))
+        sample = tuple(t.to(torch.bfloat16) if t.is_floating_point() else t for t in sample)
+    else:
+        with device:
+            model = WithLoss(GPT(a.layers, a.width)).to(torch.bfloat16)
+            sample = (torch.randint(50304, (a.batch, a.length + 1)),)
+    row = {"world": dist.get_world_size(), "torch": torch.__version__, "model": a.family or "GPT"}
+    row |= beside_prediction(
+        model, sample, a.seconds, a.steps, modes=a.modes, memory=a.memory, checkpoint=a.recompute
+    )
     if dist.get_rank() == 0:
         print(json.dumps(row), flush=True)
     dist.destroy_process_group()

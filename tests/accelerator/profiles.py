@@ -167,7 +167,7 @@ def prediction(s: Setting) -> None:
         return
     model = gpu_prediction.WithLoss(s.model().to(s.device))
     tokens = torch.zeros(SAMPLES // s.world, 7, dtype=torch.long, device=s.device)
-    row = gpu_prediction.beside_prediction(model, tokens, seconds=0.3, steps=2, memory="1GiB")
+    row = gpu_prediction.beside_prediction(model, (tokens,), seconds=0.3, steps=2, memory="1GiB")
     predicted, measured = row["predicted"], row["measured"]
     assert all(predicted[name] > 0 and found > 0 for name, found in measured.items()), row
     for told in (predicted, measured):

@@ -59,6 +59,10 @@ def test_one_rank_that_shards_alone() -> None:
     judge(run_ranks.run_cases(["full_shard"], "ordered:check", world=1, OSDP_SHARD_ALONE="1"), 1e-6)
 
 
+def test_one_rank_that_offloads() -> None:
+    judge(run_ranks.run_cases(["offloaded"], "ordered:check", world=1), 1e-6)
+
+
 def test_a_unit_takes_one_launch_however_many_tensors_it_has() -> None:
     told = run_ranks.run_cases(["unit_of_one", "unit_of_three"], "ordered:check")
     judge(told, 1e-6)

@@ -63,7 +63,8 @@ ModelShards::ModelShards(std::vector<ParamSpec> params, const std::vector<UnitSp
     // With one rank a split weight keeps its slices, but none is sharded.
     if (spec.split && everyone.shard->alone()) spec.split->sharded = 0;
     const ShardGroups& shard_groups = traits(modes[i]).inside_hosts ? hybrid : everyone;
-    const bool sharded = spec.split || (traits(modes[i]).sharded && can_shard(spec.sizes(), shard_groups, spec.offload));
+    const bool sharded =
+        spec.split || (traits(modes[i]).sharded && can_shard(spec.sizes(), shard_groups, spec.offload));
     offloads_ |= add_parameter(spec, sharded, shard_groups).away();
     spec.tensor.reset();
   }

@@ -101,8 +101,9 @@ void Planner::price(Searches& searches, const std::vector<Batch>& batches, Answe
   if (!found.feasible) return;
   Request problem = searches.request(found.limit_bytes, batches);
   if (!request_.paper()) {
-        problem = bound_request(problem, found.proof.shares,
-                            request_.moves_nothing() ? found.limit_bytes : PeakLimit(found.limit_bytes).most_bytes());
+    problem = bound_request(
+        problem, found.proof.shares,
+        request_.moves_nothing() ? found.limit_bytes : PeakLimit(found.limit_bytes).most_bytes());
   }
   price_batches(searches, problem, found.proof);
 }

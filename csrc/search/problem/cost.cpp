@@ -362,8 +362,8 @@ std::vector<Candidate> every_candidate(const Operator& op, const Device& device,
     return std::find(space.modes.begin(), space.modes.end(), m) != space.modes.end();
   };
   const bool whole = device.ranks == 1 && std::any_of(kModes.begin(), kModes.end(), [&](const ModeTraits& m) {
-    return allowed(m.mode) && !shards(m.mode, device);
-  });
+                       return allowed(m.mode) && !shards(m.mode, device);
+                     });
   if (allowed(Mode::NoShard) || whole || !has_rows(op)) found.push_back(price.no_shard());
   if (!has_rows(op)) return found;
   const bool several_hosts = device.hosts > 1 && device.ranks > device.hosts;

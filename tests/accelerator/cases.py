@@ -35,6 +35,17 @@ ONE_OF_EACH = [
 ]
 # What two ranks cannot show: lines of several ranks in columns of several.
 AMONG_FOUR = ["hybrid_bf16", "hybrid_accumulate", "offloaded_hybrid"]
+# What orders nothing that another case does not, and that case. `make test-accelerator-all` runs these, and so does
+# test_sensitivity.py; CI does not.
+SHOWN_BY_OTHERS = {
+    "full_shard_few_units": "adamw",
+    "hybrid_shard": "hybrid_bf16",
+    "slices_out": "slices_in",
+    "checkpoint_reentrant": "called_again",
+    "checkpoint_non_reentrant": "recompute_regather",
+    "bf16": "bf16_no_sync",
+    "other_methods": "inputs_from_the_host",
+}
 # What the lane for reductions is given: gradients of units, buckets and slices, of lines, and of host memory.
 REDUCTIONS = ["full_shard", "no_shard", "slices_in", "accumulate", "hybrid_bf16", "offloaded"]
 

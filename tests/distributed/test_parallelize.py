@@ -11,6 +11,7 @@ import pytest
 import torch
 from harness import Member
 from support import plans
+from support.descriptions import describe_once
 from support.pair import close, naming
 from support.tensor_parallel import mesh_of
 from torch import Tensor, nn
@@ -158,7 +159,7 @@ def in_bf16(me: Member) -> None:
     model = Net()
     whole, alone = copy.deepcopy(model), group_of_ranks([me.rank])
     plan = me.once(lambda: plan_for(model, 1, 4, me.world, precision="bf16", batch_size=2))
-    uniform = osdp.Plan.uniform(osdp.describe(whole, batch(0)[0]), "NO_SHARD")
+    uniform = osdp.Plan.uniform(describe_once(whole, batch(0)[0]), "NO_SHARD")
     osdp.fully_shard(whole, dataclasses.replace(uniform, precision="bf16"), alone)
     pipe = osdp.parallelize(model, plan, loss_of)
     optimizers = [torch.optim.SGD(p, lr=0.5) for p in (pipe.parameters(), whole.parameters())]
@@ -213,12 +214,12 @@ def parameters_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def refusals(me: Member) -> None:
-    plan = plan_for(net(), 1, 2, me.world)
+    plan = me.once(lambda: plan_for(net(), 1, 2, me.world))
     divided = parallelize_module(net(), mesh_of(me, 2, 2)["tp"], {"blocks.0.up": ColwiseParallel()})
     cases: list[tuple[nn.Module, Any, type[Exception], str]] = [
         (
             net(),
-            osdp.Plan.uniform(osdp.describe(net(), batch(0)[0]), "NO_SHARD"),
+            plan.stages[0].plan,
             osdp.InvalidProblemError,
             "not a Plan",
         ),
@@ -273,9 +274,11 @@ def refusals(me: Member) -> None:
 def called_by_some(me: Member) -> None:
     """The other ranks of the job never come: waiting for them would last until the process group's timeout."""
     model = net()
+    of_stages = me.once(lambda: plan_for(model, 1, 2, me.world))
     with pytest.raises(osdp.PlanMismatchError, match=r"\(1 x 2 x 1\)"):
-        osdp.parallelize(model, plan_for(model, 1, 2, me.world), loss_of)
-    plan = dataclasses.replace(osdp.Plan.uniform(osdp.describe(model, batch(0)[0]), "NO_SHARD"), world_size=2)
+        osdp.parallelize(model, of_stages, loss_of)
+    plan = osdp.Plan.uniform(describe_once(model, batch(0)[0]), "NO_SHARD")
+    plan = dataclasses.replace(plan, world_size=2)
     with pytest.raises(osdp.PlanMismatchError, match=r"2 ranks, .* group has 4"):
         osdp.fully_shard(model, plan)
     osdp.fully_shard(model, plan, me.group)
@@ -302,11 +305,11 @@ def crossings(me: Member) -> None:
     tokens, targets = batch(0)
     for kind in (Kept, Made):
         model = kind().double()
-        pipe = osdp.parallelize(model, plan_for(model, 1, 2, me.world), loss_of)
+        pipe = osdp.parallelize(model, me.once(lambda m=model: plan_for(m, 1, 2, me.world)), loss_of)
         with pytest.raises(osdp.ShardingError, match=r"'blocks.[23]'"):
             pipe.step(tokens[:4], target=targets[:4])
     model = Of(Gated)
-    plan = plan_for(model, 2, 2, me.world)
+    plan = me.once(lambda: plan_for(model, 2, 2, me.world))
     with pytest.raises(osdp.InvalidProblemError, match=r"'blocks.0.up'"):
         osdp.parallelize(model, plan, loss_of)
     unseen = (
@@ -318,11 +321,11 @@ def crossings(me: Member) -> None:
         pipe.step(tokens, target=targets)
     with pytest.raises(osdp.InvalidProblemError, match="tensor_parallel=4"):
         plan_for(Of(Headed), 4, 1, me.world)
-    model = Of(Headed)
-    pipe = osdp.parallelize(model, plan_for(model, 2, 1, me.world), loss_of)
+    headed = Of(Headed)
+    pipe = osdp.parallelize(headed, me.once(lambda: plan_for(headed, 2, 1, me.world)), loss_of)
     with pytest.raises(osdp.ShardingError, match=r"'blocks.0.up'"):
         pipe.step(tokens[:4], target=targets[:4])
-    pipe = osdp.parallelize(model := net(), plan_for(model, 1, 2, me.world), loss_of)
+    pipe = osdp.parallelize(net(), me.once(lambda: plan_for(net(), 1, 2, me.world)), loss_of)
     with pytest.raises(osdp.InvalidProblemError, match=r"4 samples a step.*with 6"):
         pipe.step(tokens[:6], target=targets[:6])
 
@@ -344,11 +347,10 @@ class Dropped(Block):
 
 def drawn(me: Member) -> None:
     """Dropout of what all ranks of tensor parallelism hold."""
-    model = Of(Dropped)
-    plan = plan_for(model, 2, 1, me.world)
+    plan = me.once(lambda: plan_for(Of(Dropped), 2, 1, me.world))
     tokens, targets = batch(0)
     for apart in (False, True):
-        pipe = osdp.parallelize(model := Of(Dropped), plan, loss_of)
+        pipe = osdp.parallelize(Of(Dropped), plan, loss_of)
         torch.manual_seed(7 + (me.rank if apart else 0))
         with pytest.raises(osdp.ShardingError, match="drew others") if apart else contextlib.nullcontext():
             pipe.step(tokens[:4], target=targets[:4])

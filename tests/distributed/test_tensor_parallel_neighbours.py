@@ -75,6 +75,9 @@ class Checkpointed(nn.Module):
         super().__init__()
         self.inner, self.reentrant = inner, reentrant
 
+    def extra_repr(self) -> str:  # of what describe_once tells apart
+        return f"reentrant={self.reentrant}"
+
     def forward(self, x: torch.Tensor) -> Any:
         return checkpoint(self.inner, x, use_reentrant=self.reentrant)
 
@@ -86,7 +89,7 @@ def recomputed(me: Member) -> None:
             model = parallelized(net(), mesh["tp"])
             for i, block in enumerate(model.blocks):
                 model.blocks[i] = Checkpointed(block, reentrant)
-            osdp.fully_shard(model, osdp.Plan.uniform(osdp.describe(model, tokens(0, 2)), "FULL_SHARD"),
+            osdp.fully_shard(model, osdp.Plan.uniform(describe_once(model, tokens(0, 2)), "FULL_SHARD"),
                              device_mesh=mesh["dp"])  # fmt: skip
             whole = net()
             batch, targets = tokens(0, 4), tokens(50, 4)

@@ -22,7 +22,10 @@ _descriptions: dict[Any, osdp.ModelDescription] = {}
 
 
 def _layout(tensor: torch.Tensor) -> str:
-    return f"{tensor.device_mesh} {tensor.placements}" if isinstance(tensor, DTensor) else ""
+    """Of a DTensor; with the shape of this rank's part, so that ranks whose parts are alike ask once."""
+    if not isinstance(tensor, DTensor):
+        return ""
+    return f"{tensor.device_mesh} {tensor.placements} {tuple(tensor.to_local().shape)}"
 
 
 def describe_once(model: nn.Module, *inputs: Any, **options: Any) -> osdp.ModelDescription:
@@ -45,8 +48,7 @@ def describe_once(model: nn.Module, *inputs: Any, **options: Any) -> osdp.ModelD
     )
     if key not in _descriptions:
         describe = functools.partial(osdp.describe, model, *inputs, **options)
-        cut = any(isinstance(t, DTensor) for _, t in tensors)  # each rank has another part
-        _descriptions[key] = describe() if cut else _once_for_all(repr(key), describe)
+        _descriptions[key] = _once_for_all(repr(key), describe)
     return _descriptions[key]
 
 

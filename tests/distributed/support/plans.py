@@ -65,12 +65,20 @@ def uniform(description: ModelDescription) -> dict[str, osdp.Plan]:
     return {mode: apart(osdp.Plan.uniform(description, mode)) for mode in MODES}
 
 
-def everything(description: ModelDescription, mixtures: int = 3) -> dict[str, osdp.Plan]:
+def everything(description: ModelDescription, mixtures: int = 2) -> dict[str, osdp.Plan]:
     """Name -> plan: the three modes everywhere, slices in either direction where possible, mixtures."""
     plans = uniform(description) | {"few units": osdp.Plan.uniform(description, "FULL_SHARD")}
     if any(sliced(o, random.Random(0)) for o in with_parameters(description)):
         plans |= {f"slices along {split}": in_slices(description, split) for split in ("out", "in")}
     return plans | {f"mixture {seed}": mixture(description, seed) for seed in range(mixtures)}
+
+
+def corners(description: ModelDescription) -> dict[str, osdp.Plan]:
+    """Those of `everything` that move rows in another way each, for tests of what is moved: when it is gathered, which is
+    all that SHARD_GRAD_OP has of its own, is test_equivalence.py's."""
+    every = everything(description, 1)
+    del every["SHARD_GRAD_OP"]
+    return every
 
 
 def recomputed(plan: osdp.Plan, how: str, every: int = 1) -> osdp.Plan:

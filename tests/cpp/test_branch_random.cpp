@@ -2,7 +2,7 @@
 // collinear options, limits on an exact sum, limits nothing fits. Also with lists so short that they are cut
 // into chunks, and with groups in the middle list wherever that may be.
 //
-//   test_branch_random [problems]     120,000 without the argument
+//   test_branch_random [problems]     60,000 without the argument
 #include <chrono>
 #include <cstdlib>
 #include <random>
@@ -89,7 +89,7 @@ Problem random_problem(Random& r) {
 
 int main(int argc, char** argv) {
   Random r(20230501);
-  const int64_t problems = argc > 1 ? std::atoll(argv[1]) : 120000;
+  const int64_t problems = argc > 1 ? std::atoll(argv[1]) : 60000;
   int64_t infeasible = 0, tight = 0, wrong = 0, in_middle = 0;
   const auto start = std::chrono::steady_clock::now();
   for (int64_t i = 0; i < problems && wrong < 5; ++i) {

@@ -129,7 +129,7 @@ def read(kind: str, text: str) -> bool:
     return bool(json.loads(text)["version"] == file_versions.newest(kind))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.data())
 def test_the_reader_takes_exactly_what_the_schema_takes(plans: list[Plan], data: st.DataObject) -> None:
     plan = data.draw(st.sampled_from(plans[:3]))
@@ -154,7 +154,7 @@ def test_every_field_replaced_by_every_odd_value(plans: list[Plan], kind: str) -
         tuple("item" if type(step) is int else step for step in path): path for path in places(document)
     }
     for path in list(different.values())[1:]:
-        for odd in random.Random(str(path)).sample(ODD, 6):
+        for odd in random.Random(str(path)).sample(ODD, 6 if kind == "hardware" else 3):
             changed = copy.deepcopy(document)
             node = changed
             for step in path[:-1]:
@@ -209,7 +209,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(JSON, st.booleans(), st.sampled_from([None, 1]))
 def test_any_value_comes_back_as_python_wrote_it(value: Any, ascii_only: bool, indent: int | None) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only, indent=indent)
@@ -217,7 +217,7 @@ def test_any_value_comes_back_as_python_wrote_it(value: Any, ascii_only: bool, i
     assert again == value and json.dumps(again) == json.dumps(value)  # 1 and 1.0, -0.0 and 0.0 are told apart
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(JSON, st.data())
 def test_damaged_text_is_refused_where_python_refuses_it(value: Any, data: st.DataObject) -> None:
     text = json.dumps(value, ensure_ascii=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import threading
@@ -46,7 +47,8 @@ def handled() -> Iterator[Handled]:
     signal.signal(signal.SIGINT, before)
 
 
-def long_search() -> tuple[SearchProblem, _search.Wish]:
+@functools.cache
+def hard_problem() -> SearchProblem:
     """Many limits bind and every width is another kind: it has a plan at once, and no proof for a minute."""
     plan = osdp.search(
         gpt(5, 256),
@@ -56,7 +58,11 @@ def long_search() -> tuple[SearchProblem, _search.Wish]:
         hardware=machine(),
         time_limit=0.05,
     )
-    problem = SearchProblem.of(plan).changed(time_limit_s=None)
+    return SearchProblem.of(plan).changed(time_limit_s=None)
+
+
+def long_search() -> tuple[SearchProblem, _search.Wish]:
+    problem = hard_problem()
     wish = problem.wish(17 * 2**20)
     wish.work = 4_000_000_000
     return problem, wish

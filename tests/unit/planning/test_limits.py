@@ -54,10 +54,23 @@ def test_gpt2_xl_keeps_its_limit(precision: str, hosts: int) -> None:
         keeps_its_limit(osdp.search(description, memory=memory, precision=precision, **arguments))
 
 
-@pytest.mark.parametrize("trainable", [True, False])
-def test_tied_models_keep_the_smallest_limit_and_random_ones(trainable: bool) -> None:
+MODES = ("auto", "FULL_SHARD", "SHARD_GRAD_OP", ("NO_SHARD", "FULL_SHARD"))
+
+
+# Each in CI, trained or frozen; the others are as many searches more.
+@pytest.mark.parametrize(
+    ("trainable", "seeds"),
+    [
+        (True, (0, 2)),
+        (False, (1, 3)),
+        pytest.param(True, (1, 3), marks=pytest.mark.extras),
+        pytest.param(False, (0, 2), marks=pytest.mark.extras),
+    ],
+)
+def test_tied_models_keep_the_smallest_limit_and_random_ones(trainable: bool, seeds: tuple[int, int]) -> None:
     description = tied_gpt(3, 256, 64, 4000, trainable)
-    for seed, modes in enumerate(("auto", "FULL_SHARD", "SHARD_GRAD_OP", ("NO_SHARD", "FULL_SHARD"))):
+    for seed in seeds:
+        modes = MODES[seed]
         arguments = dict(world_size=4, hardware=machine(4), modes=modes, precision="fp32" if seed else "bf16")
         with pytest.raises(osdp.InfeasibleError) as e:
             osdp.search(description, memory=0, **arguments)

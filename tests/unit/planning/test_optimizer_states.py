@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import pytest
 import torch
@@ -83,15 +84,16 @@ def test_small_tensors_have_moments_in_fp32() -> None:
     )
 
 
+@functools.cache
+def searched(name: str) -> osdp.Plan:
+    model = gpt(3, 256, tokens=16)
+    return osdp.search(
+        model, memory="20MiB", world_size=4, hardware=machine(4), batch_size=1, optimizer=name, gap=0.2
+    )
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_plans_verify_and_smaller_states_leave_room(optimizer: str) -> None:
-    model = gpt(3, 256, tokens=16)
-
-    def searched(name: str) -> osdp.Plan:
-        return osdp.search(
-            model, memory="20MiB", world_size=4, hardware=machine(4), batch_size=1, optimizer=name, gap=0.2
-        )
-
     plan = searched(optimizer)
     assert osdp.verify(plan) == ""
     wider = searched("adamw")

@@ -7,11 +7,15 @@
 namespace osdp::search {
 
 // Shares of the step bound.
-inline StepShares random_shares(Random& dice) {
+inline StepShares random_shares(Random& dice, int64_t hosts) {
   StepShares s{draw(dice, 0, StepShares::kWhole), draw(dice, 0, StepShares::kWhole), 0};
   if (dice() % 4 == 0) s.forward = s.backward = StepShares::kWhole;
   if (dice() % 4 == 0) s.forward = s.backward = 0;
-  if (dice() % 4 == 0) s.link = draw(dice, 0, StepShares::kWhole - s.backward);
+  if (dice() % 4 != 0) return s;
+  const int64_t left = StepShares::kWhole - s.backward, drawn = draw(dice, 0, left);
+  s.link = drawn % 2 == 0 ? left : drawn;
+  if (hosts > 1 && drawn % 3 == 0) std::swap(s.link, s.averages);
+  if (hosts > 1 && drawn % 3 == 1) s.averages = left - s.link;
   return s;
 }
 

@@ -36,7 +36,7 @@ void test_options_agree() {
   for (int n = 0; n < 3000; ++n) {
     const Model model = random_model(r, 6);
     Request request = random_machine(r);
-    request.space.shares = random_shares(r);
+    request.space.shares = random_shares(r, request.device.hosts);
     if (r() % 5 == 0) {
       request.space.cost = Cost::Paper, request.recompute = {Recompute::None};
       request.space.stage = {};
@@ -67,7 +67,7 @@ void test_the_bound_of_a_step() {
     if (n % 2 == 0) request.space.stage.micro_batches = batch.accumulation;
     const Planner planner(model, request, random_steps(r, model));
     request = planner.request();
-    request.space.shares = random_shares(r);
+    request.space.shares = random_shares(r, request.device.hosts);
     request.batches = {batch};
     Request bounded = request;
     const EquivalenceClasses classes = find_equivalence_classes(planner.model(), bounded);

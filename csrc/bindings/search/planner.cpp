@@ -77,9 +77,11 @@ void bind_answer(py::module_& m) {
   py::class_<Proof>(m, "Proof")
       .def_readonly("lower_bound_s_per_sample", &Proof::lower_bound_s_per_sample)
       .def_readonly("attained", &Proof::attained)
-      .def_property_readonly(
-          "shares",
-          [](const Proof& p) { return std::tuple(p.shares.forward, p.shares.backward, p.shares.link); })
+      .def_property_readonly("shares",
+                             [](const Proof& p) {
+                               const StepShares& x = p.shares;
+                               return std::tuple(x.forward, x.backward, x.link, x.averages);
+                             })
       .def_property_readonly("parts", &parts_of,
                              "Batch sizes from and to, accumulation, prices as phase and ps per byte.");
   py::class_<Answer>(m, "Answer")
@@ -131,10 +133,10 @@ void bind_searches(py::module_& m) {
           "limit_bytes"_a = 0)
       .def(
           "bound_request",
-          [](const Planner& p, const std::array<int64_t, 3>& shares, int64_t limit_bytes,
+          [](const Planner& p, const std::array<int64_t, 4>& shares, int64_t limit_bytes,
              std::vector<Batch> batches) {
             Request request = p.request();
-            request.space.shares = StepShares{shares[0], shares[1], shares[2]};
+            request.space.shares = StepShares{shares[0], shares[1], shares[2], shares[3]};
             request.limit_bytes = limit_bytes, request.batches = std::move(batches);
             return request;
           },

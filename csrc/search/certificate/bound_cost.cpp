@@ -85,6 +85,8 @@ class Bound {
   double forward_share() const { return static_cast<double>(request_.space.shares->forward) / 1024; }
   double backward_share() const { return static_cast<double>(request_.space.shares->backward) / 1024; }
   double link_share() const { return static_cast<double>(request_.space.shares->link) / 1024; }
+  double averages_share() const { return static_cast<double>(request_.space.shares->averages) / 1024; }
+  double lane_share() const { return 1 - backward_share() - link_share() - averages_share(); }
   double stolen() const { return std::min(1.0, device_.stolen); }
   // Two links that transfer at the same time steal no more than all.
   bool two_may_steal() const { return !several_hosts() || 2 * device_.stolen <= 1; }
@@ -101,22 +103,24 @@ class Bound {
   // Over one link with two lanes the lane form is the link's, beside which latencies may pass.
   bool waits_count() const { return !request_.space.separate_reductions || several_hosts(); }
 
-  // `x`, `z`: the shares of the compute form and of the link form.
-  double weighed(double x, double z, Kind kind, const Seconds& t) const {
+  // `x`, `z`, `a`: the shares of the compute form, of the link form and of that of averages.
+  double weighed(double x, double z, double a, Kind kind, const Seconds& t) const {
     const double compute_form = steals(kind) ? stolen() * t.busy_s : 0;
     double link_form = t.between_hosts ? t.busy_s : 0;
     if (!several_hosts() && kind == Kind::Reduction)
       link_form = t.seconds() + slower(t);  // that of reductions
     const double lane_form = in_lane(kind) ? t.busy_s + slower(t) + (waits_count() ? t.waiting_s : 0) : 0;
-    return std::min(t.seconds(), x * compute_form + z * link_form + (1 - x - z) * lane_form);
+    const double averages_form = kind == Kind::Average ? t.seconds() : 0;
+    return std::min(t.seconds(),
+                    x * compute_form + z * link_form + a * averages_form + (1 - x - z - a) * lane_form);
   }
   // Counts where one lane at most transfers at a time.
   double slower(const Seconds& t) const {
     return several_hosts() || request_.space.separate_reductions ? 0 : t.slower_s + t.slower_waiting_s;
   }
-  double in_forward(const Seconds& t) const { return weighed(forward_share(), 0, Kind::Gather, t); }
+  double in_forward(const Seconds& t) const { return weighed(forward_share(), 0, 0, Kind::Gather, t); }
   double in_backward(Kind kind, const Seconds& t) const {
-    return weighed(backward_share(), link_share(), kind, t);
+    return weighed(backward_share(), link_share(), averages_share(), kind, t);
   }
   // More than what is counted, for what nothing runs beside.
   double alone(double x, Kind kind, const Seconds& t) const {
@@ -157,7 +161,13 @@ class Bound {
     if (traits(mode).on_host) seconds += copy_in_forward(mode) + copy_of_gradient(mode);
     if (at_.first)
       seconds += alone(forward_share(), Kind::Gather, gathered) + last(reduced) +
-                 alone(backward_share(), Kind::Average, averaged);
+                 alone(backward_share(), Kind::Average, averaged) + lane_share() * averaged.seconds();
+    // Averages begin after the last operator's reduction, beside which a lane with all else transfers
+    // nothing.
+    if (at_.last && traits(mode).inside_hosts) {
+      seconds += averages_share() * reduced.seconds();
+      if (!request_.space.separate_reductions) seconds += link_share() * reduced.seconds();
+    }
     return seconds;
   }
 
@@ -219,7 +229,8 @@ class Bound {
 
   double gathers_saved(Mode mode, int64_t bytes, int64_t times) const {
     const Seconds t = links_.gathers(bytes, times, mode);
-    return std::max(in_forward(t), in_backward(Kind::Gather, t));
+    const double backward = in_backward(Kind::Gather, t);
+    return at_.saved_in_forward ? std::max(in_forward(t), backward) : backward;
   }
   double most_in_any_mode(int64_t bytes, int64_t times) const {
     double most = 0;

@@ -146,6 +146,8 @@ class Positions {
       int64_t bytes, gathers;
     };
     std::vector<Saved> saved;  // from the end
+    const bool repeated = std::any_of(manner_.places.begin(), manner_.places.end(),
+                                      [](const Place& place) { return place.repeats > 1; });
     for (const auto& [begin, operators] : by_begin) {
       int64_t bytes = 0, gathers = 1;
       for (size_t i : operators) {
@@ -153,7 +155,9 @@ class Positions {
         bytes = std::max(bytes, times * unit_bytes(i)), gathers = std::max(gathers, times);
       }
       for (size_t i : operators) {
-        model_.operators[i].position.end_unknown = operators.size() > 1 || manner_.places[i].calls.size() > 1;
+        StepPosition& at = model_.operators[i].position;
+        at.end_unknown = operators.size() > 1 || manner_.places[i].calls.size() > 1;
+        at.saved_in_forward = repeated;
         saved.push_back({i, bytes, gathers});
       }
     }

@@ -39,7 +39,11 @@ std::vector<int64_t> signature(const Operator& op, bool positions, bool pairs) {
     key.insert(key.end(),
                {at.latency, at.forward_gathers, at.gathered_again, at.end_unknown, at.first, at.last,
                 at.ends_forward_bytes, at.lets_end_bytes, at.ends_forward_gathers, at.lets_end_gathers,
-                at.slice_calls, at.recomputed_last, at.lets_any, at.lets_slice_bytes});
+                at.saved_in_forward, at.slice_calls, at.recomputed_last, at.lets_any, at.lets_slice_bytes});
+    // While slices of which no two fit are computed, the lane is idle.
+    if (op.split_tensor >= 0)
+      key.insert(key.end(), {picoseconds(op.compute_s_per_sample, "operator", op.name),
+                             picoseconds(op.compute_s_fixed, "operator", op.name)});
   }
   if (pairs) {
     for (const NeighbourPair* p : {&op.position.earlier, &op.position.later})

@@ -61,6 +61,7 @@ struct StepPosition {
   // without, if this operator is sharded, and how much more may be saved if it is replicated.
   int64_t ends_forward_bytes = 0, lets_end_bytes = 0;
   int64_t ends_forward_gathers = 0, lets_end_gathers = 0;
+  bool saved_in_forward = false;  // those of a module that is called several times, after its first call
   // What a recomputation requests last stays gathered if backward begins with it. Whether that may be a slice
   // of this operator, whatever the others' options; and the most bytes of one of another operator if this one
   // is replicated, or (`lets_any`) whatever its option.

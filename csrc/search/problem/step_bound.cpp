@@ -54,13 +54,13 @@ class Links {
 
 // The bound's weights of one half of a micro-batch, forward or backward.
 struct Half {
-  double x = 0, lane = 1, link = 0;  // shares of the compute form, the lane form and the link form
-  double stolen = 0;                 // of computation, per second of transfer, at most 1
-  double takes = 0;                  // the same, which may be more
-  bool latencies = true;             // in the lane form
-  bool reductions_in_lane = true;    // reductions count in the lane form,
-  bool reductions_steal = true;      // in the compute form,
-  bool averages_steal = true;        // and averages between hosts
+  double x = 0, lane = 1, link = 0, averages = 0;  // shares of the compute form and of the others
+  double stolen = 0;                               // of computation, per second of transfer, at most 1
+  double takes = 0;                                // the same, which may be more
+  bool latencies = true;                           // in the lane form
+  bool reductions_in_lane = true;                  // reductions count in the lane form,
+  bool reductions_steal = true;                    // in the compute form,
+  bool averages_steal = true;                      // and averages between hosts
   bool every_latency = false;
   bool one_host = true;          // whose link form is that of reductions
   int other_lanes = 0;           // on which transfers may run beside a gather
@@ -82,7 +82,9 @@ struct Half {
     const double taken = steals ? stolen * (t.busy_s + (every_latency ? t.latency_s : 0)) : 0;
     return std::min(t.alone_s(), x * taken + in_lanes);
   }
-  double of_average(const Transfer& t) const { return of(t, false, averages_steal); }
+  double of_average(const Transfer& t) const {
+    return least(t, link * t.busy_s + averages * t.alone_s(), averages_steal);
+  }
   // What a transfer adds by running alone to what is `counted` of it.
   double alone(const Transfer& t, double counted, bool steals = true) const {
     const double in_compute_form = x * (t.alone_s() + t.more_s() - (steals ? takes : 0) * t.busy_s);
@@ -116,7 +118,8 @@ struct Halves {
     forward.x = static_cast<double>(space.shares->forward) / whole;
     backward.x = static_cast<double>(space.shares->backward) / whole;
     backward.link = static_cast<double>(space.shares->link) / whole;
-    for (Half* h : {&forward, &backward}) h->lane = 1 - h->x - h->link;
+    backward.averages = static_cast<double>(space.shares->averages) / whole;
+    for (Half* h : {&forward, &backward}) h->lane = 1 - h->x - h->link - h->averages;
     const bool one_link = device.hosts == 1, both_steal = one_link || 2 * device.stolen <= 1;
     for (Half* h : {&forward, &backward}) {
       h->takes = device.stolen;
@@ -239,8 +242,8 @@ class OptionBound {
   double saved_in(Mode mode, int64_t bytes, int64_t latencies, bool waits) const {
     const Transfer t = links_.gathers(bytes, latencies, mode);
     const auto in = [&](const Half& h) { return h.of(t) + (waits ? h.exposed(t) : 0); };
-    // Those after the first call of a module that is called several times are saved in forward.
-    return std::max(in(halves_.backward), in(halves_.forward));
+    const double backward = in(halves_.backward);
+    return at_.saved_in_forward ? std::max(backward, in(halves_.forward)) : backward;
   }
   double most_saved(int64_t bytes, int64_t latencies, bool waits) const {
     double most = 0;
@@ -287,8 +290,10 @@ class OptionBound {
       // Where others of its unit may count what they wait for, each has its part of the latency.
       const bool others_wait = space_.gather.most < kLargestSum;
       sum += f.alone(others_wait ? in_unit(gather) : gather) + b.last_reduction(reduce) +
-             b.averaged_alone(average);
+             b.averaged_alone(average) + b.lane * average.alone_s();
     }
+    if (at_.last && traits(mode).inside_hosts)
+      sum += (b.averages + (space_.separate_reductions ? 0 : b.link)) * reduce.alone_s();
     return sum;
   }
 
@@ -379,7 +384,8 @@ class OptionBound {
     if (!at_.last || space_.of_sizes.most == 0) return 0;
     const auto [forward, backward, again] = least_computation();
     const Half &f = halves_.forward, &b = halves_.backward;
-    return (f.lane * forward + (b.one_host ? b.link * backward : 0)) / static_cast<double>(c.granularity);
+    const auto slices = static_cast<double>(c.granularity);
+    return (f.lane * forward + (b.one_host ? b.link * backward : 0)) / slices + b.averages * backward;
   }
 
   // In the lane form: while slices are computed of which no two fit, the lane has nothing to transfer. But

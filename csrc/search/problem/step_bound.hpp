@@ -34,15 +34,21 @@
 //               one gather in forward, and of reductions that are not averaged between hosts.
 //   stages      In a stage of a pipeline, what is communicated once a step counts a part of it in every
 //               micro-batch, which is as much in the sum over them.
-//   lanes       Averages between hosts have their own lane and are left out of the lane form. With separate
-//               reductions the lane form is that of the link, without latencies, or on several hosts that of
-//               gathers. Transfers on two links steal at the same time: where that may exceed the whole, the
-//               compute form leaves the second link out.
+//   lanes       Averages between hosts have their own lane: the lane form leaves out all but the last. With
+//               separate reductions the lane form is that of the link, without latencies, or on several hosts
+//               that of gathers. Transfers on two links steal at the same time: where that may exceed the
+//               whole, the compute form leaves the second link out.
 //   link        All transfers between hosts share a link, whatever their lanes. So backward also takes at
 //               least their sum, without latencies (link form), and
 //                 at least x (C + s L) + z (transfers between hosts) + (1 - x - z) (L + A).
 //               On one host the link form is that of reductions, with latencies: none begins before the
 //               backward of the last operator, or of its first slice, which counts, too.
+//   averages    Averages between hosts are one lane, so backward takes at least all of them, with latencies;
+//               none begins before the backward of the last operator and, if that is sharded inside hosts,
+//               its reduction, which count, too (form of averages, with a share of its own). Where all else
+//               is on one lane, nothing is transferred between hosts beside that reduction, which counts in
+//               the link form. The average of the model's first operator begins after all else on the main
+//               lane, and counts in the lane form.
 //   delays      Beside computation a transfer takes longer (Device::delay). Where one lane at most transfers
 //   at a
 //               time (delays_count), one of t s alone and d s beside computation counts at least

@@ -171,6 +171,8 @@ void validate(const Space& space) {
     within(space.shares->backward, 0, StepShares::kWhole, "the bound's share of backward");
     within(space.shares->link, 0, StepShares::kWhole - space.shares->backward,
            "the bound's share of the link between hosts");
+    within(space.shares->averages, 0, StepShares::kWhole - space.shares->backward - space.shares->link,
+           "the bound's share of averages between hosts");
   }
   for (const PairWeight& pair : space.pairs) {
     within(pair.earlier_bytes, 0, kMostBytes, "a pair's earlier unit in bytes");

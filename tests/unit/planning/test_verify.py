@@ -182,6 +182,7 @@ PROOFS = (
     "certificate.forward_share",
     "certificate.backward_share",
     "certificate.link_share",
+    "certificate.averages_share",
     "certificate.batches[].least_batch",
     "certificate.batches[].most_batch",
     "certificate.batches[].accumulation",

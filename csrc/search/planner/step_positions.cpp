@@ -146,8 +146,9 @@ class Positions {
       int64_t bytes, gathers;
     };
     std::vector<Saved> saved;  // from the end
-    const bool repeated = std::any_of(manner_.places.begin(), manner_.places.end(),
-                                      [](const Place& place) { return place.repeats > 1; });
+    const bool repeated = std::any_of(manner_.places.begin(), manner_.places.end(), [](const Place& place) {
+      return place.repeats > 1 || place.calls.size() > 1;
+    });
     for (const auto& [begin, operators] : by_begin) {
       int64_t bytes = 0, gathers = 1;
       for (size_t i : operators) {

@@ -377,7 +377,7 @@ class Writer {
   }
 
   void reduce(int u) {
-    if (step_.units[u].reduce.alone_ps > 0) {
+    if (step_.units[u].kept_gradient_bytes > 0) {  // else it is frozen
       if (step_.lanes.enqueue) add(Kind::AwaitReduction, -1);
       add(Kind::Reduce, u).adds = accumulates_;
     } else {

@@ -25,7 +25,7 @@ import json
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +51,10 @@ from osdp.sharding.nested_models import modules_in_parts
 from osdp.sharding.sharded_model import Sharded, sharded_models, sliced_modules
 from osdp.sharding.state_dict import show_full_parameters
 
+# The modules of sharded models at their last comparisons. In others only tensors count, since ModuleList.insert registers
+# nothing: many forwards build a loss's module, and a comparison of some hundred modules takes longer than their calls.
+_compared: WeakSet[nn.Module] = WeakSet()
+
 
 def watch_registrations() -> list[Any]:
     """Installs torch's hooks; returns their handles."""
@@ -58,13 +62,19 @@ def watch_registrations() -> list[Any]:
     _C.watch_tree(disable(_look))
     return [
         register_module_parameter_registration_hook(_C.count_registration),
-        register_module_module_registration_hook(_C.count_registration),
+        register_module_module_registration_hook(_module_registered),
         register_module_buffer_registration_hook(_buffer_registered),
     ]
 
 
+def _module_registered(module: nn.Module, name: str, registered: nn.Module | None) -> None:
+    if module in _compared:
+        _C.count_registration(module, name, registered)
+
+
 def _buffer_registered(module: nn.Module, name: str, buffer: Tensor | None) -> None:
-    if name not in module._buffers:  # else an existing buffer was replaced, as forwards do
+    new = name not in module._buffers  # else an existing buffer was replaced, as forwards do
+    if new and (buffer is not None or module in _compared):
         _C.count_registration(module, name, buffer)
 
 
@@ -89,6 +99,7 @@ class Tree:
         # parameter}.
         self.homes: WeakKeyDictionary[nn.Module, dict[str, nn.Parameter]] = WeakKeyDictionary()
         for module in model.modules():
+            _compared.add(module)
             self.buffers[module] = set(module._buffers)
             own = ((k, p) for k, p in module._parameters.items() if p is not None)
             self.homes[module] = {k: p for k, p in own if self.is_sharded(p)}
@@ -170,6 +181,7 @@ class Tree:
 
     def _know_buffers(self, model: nn.Module) -> None:
         for module in model.modules():
+            _compared.add(module)
             self.buffers.setdefault(module, set()).update(module._buffers)
 
     def _reparametrised(self, model: nn.Module) -> Iterator[str]:

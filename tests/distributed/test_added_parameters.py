@@ -324,3 +324,33 @@ def buffers_of_forward(me: Member) -> None:
 
 def test_buffers_that_forward_makes(ranks):
     ranks(buffers_of_forward, world=2)
+
+
+class MakesItsLoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.CrossEntropyLoss()(self.layer(x), x)  # a module with a buffer
+
+
+def built_beside(me: Member) -> None:
+    model = MakesItsLoss()
+    plan = osdp.Plan.uniform(osdp.describe(model), "FULL_SHARD")
+    model = osdp.fully_shard(model, plan, process_group=me.group)
+    runtime = runtime_of(model).runtime
+    model(torch.ones(2, 4)).backward()
+    nn.Sequential(nn.ReLU()).add_module("more", nn.GELU())
+    assert (
+        not runtime.tree_changed
+    )  # else every call compares all modules: more than half of a T5's host time
+    model.more = nn.Linear(4, 4)
+    assert runtime.tree_changed
+    model(torch.ones(2, 4)).backward()
+    model.more.register_parameter("scale", nn.Parameter(torch.ones(4)))
+    assert runtime.tree_changed
+
+
+def test_modules_beside_the_model_do_not_count(ranks):
+    ranks(built_beside, world=1)

@@ -22,7 +22,7 @@ from osdp.ranks.rank_group import ranks_by
 
 SIZES = (2**12, 2**15, 2**18, 2**20, 2**22)  # bytes of the full tensor: from all latency to mostly transfer
 LARGE_SIZES = (2**24, 2**26, 2**28)  # at which an accelerator's links reach their full rate
-MOST_OPTIMIZED = 2**28  # bytes of parameters that an accelerator's optimizer is timed on
+MOST_OPTIMIZED = 2**28  # bytes of parameters that an accelerator's optimizer is timed on, and its host's
 # Note [Memory that no cache holds]
 # On a CPU, a step accesses a parameter once in forward and once in backward, and its optimizer state once; in
 # between it accesses all others. So little of it is in a cache, where reading may be twice as fast or more.
@@ -298,7 +298,7 @@ def measure_host_memory(device: torch.device, seconds: float) -> dict[str, float
     return {
         "host copy": max(0.0, latency - small * per_byte),
         "host copied byte": per_byte,
-        "host optimizer": _optimizer_time(torch.device("cpu"), seconds / 2, COLD) / COLD,
+        "host optimizer": _optimizer_time(torch.device("cpu"), seconds / 2, MOST_OPTIMIZED) / MOST_OPTIMIZED,
     }
 
 

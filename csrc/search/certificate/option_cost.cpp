@@ -256,11 +256,10 @@ Split slices_of(const Operator& op, int64_t g) {
 
 // It has nobody to share with: every mode is NO_SHARD or offload.
 std::vector<Choice> choices_of_one_rank(const Request& request) {
-  const bool offloads = allows(request, Mode::FullShardOffload);
-  const bool only = offloads && request.space.modes.size() == 1;
+  const auto& modes = request.space.modes;
   std::vector<Choice> found;
-  if (!only) found.push_back({});
-  if (offloads) found.push_back({Mode::FullShardOffload, 1, 1});
+  if (!std::all_of(modes.begin(), modes.end(), [](Mode m) { return traits(m).on_host; })) found.push_back({});
+  if (allows(request, Mode::FullShardOffload)) found.push_back({Mode::FullShardOffload, 1, 1});
   return found;
 }
 

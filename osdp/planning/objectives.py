@@ -103,7 +103,8 @@ def _nothing_fits(
             else f"no plan fits {format_bytes(limit)}; the smallest that fits is {format_bytes(least)}: "
         )
         + _summary(nearest)
-        + _not_recomputed(problem),
+        + _not_recomputed(problem)
+        + _not_offloaded(problem),
         least,
         nearest,
     )
@@ -120,6 +121,16 @@ def _not_recomputed(problem: SearchProblem) -> str:
         "operation in place?): describe and train a model of transformers with use_cache=False "
         "(osdp.integrations.transformers.describe)"
     )
+
+
+def _not_offloaded(problem: SearchProblem) -> str:
+    modes = problem.searched.modes
+    if problem.hardware.host_memory is None or problem.cost == "paper":
+        return ""
+    if any(_search.traits(mode).on_host for mode in modes):
+        return ""
+    more = ", ".join(f"{mode!r}" for mode in (*modes, "FULL_SHARD_OFFLOAD"))
+    return f". Operators may rest in host memory, so that less of the device's is needed: modes=({more})"
 
 
 def _summary(plan: Plan) -> str:

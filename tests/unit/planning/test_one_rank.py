@@ -45,3 +45,10 @@ def test_where_all_fits_nothing_is_offloaded(description: osdp.ModelDescription)
 def test_modes_that_shard_are_no_shard(description: osdp.ModelDescription) -> None:
     plan = search(description, "2GiB", "FULL_SHARD", "FULL_SHARD_OFFLOAD")
     assert {choice.mode for choice in plan.choices.values()} == {"NO_SHARD"}
+
+
+def test_infeasible_names_the_mode(description: osdp.ModelDescription) -> None:
+    with pytest.raises(osdp.InfeasibleError, match=r"modes=\('NO_SHARD', 'FULL_SHARD_OFFLOAD'\)"):
+        search(description, "630MiB", "NO_SHARD")
+    with pytest.raises(osdp.InfeasibleError, match="all FULL_SHARD_OFFLOAD$"):
+        search(description, "630MiB", "FULL_SHARD_OFFLOAD")

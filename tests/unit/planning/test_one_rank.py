@@ -50,5 +50,5 @@ def test_modes_that_shard_are_no_shard(description: osdp.ModelDescription) -> No
 def test_infeasible_names_the_mode(description: osdp.ModelDescription) -> None:
     with pytest.raises(osdp.InfeasibleError, match=r"modes=\('NO_SHARD', 'FULL_SHARD_OFFLOAD'\)"):
         search(description, "630MiB", "NO_SHARD")
-    with pytest.raises(osdp.InfeasibleError, match="all FULL_SHARD_OFFLOAD$"):
+    with pytest.raises(osdp.InfeasibleError, match=r"all FULL_SHARD_OFFLOAD$"):
         search(description, "630MiB", "FULL_SHARD_OFFLOAD")

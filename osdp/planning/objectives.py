@@ -124,10 +124,10 @@ def _not_recomputed(problem: SearchProblem) -> str:
 
 
 def _not_offloaded(problem: SearchProblem) -> str:
+    """The mode that was left out and needs less of the device's memory; "" if the search had it, or cannot price it."""
     modes = problem.searched.modes
-    if problem.hardware.host_memory is None or problem.cost == "paper":
-        return ""
-    if any(_search.traits(mode).on_host for mode in modes):
+    offloads = any(_search.traits(mode).on_host for mode in modes)
+    if offloads or problem.hardware.host_memory is None or problem.cost == "paper":
         return ""
     more = ", ".join(f"{mode!r}" for mode in (*modes, "FULL_SHARD_OFFLOAD"))
     return f". Operators may rest in host memory, so that less of the device's is needed: modes=({more})"

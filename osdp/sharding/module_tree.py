@@ -98,9 +98,8 @@ class Tree:
         # The modules in which sharded parameters were registered when the model was sharded: module -> {key:
         # parameter}.
         self.homes: WeakKeyDictionary[nn.Module, dict[str, nn.Parameter]] = WeakKeyDictionary()
+        self._know_buffers(model)
         for module in model.modules():
-            _compared.add(module)
-            self.buffers[module] = set(module._buffers)
             own = ((k, p) for k, p in module._parameters.items() if p is not None)
             self.homes[module] = {k: p for k, p in own if self.is_sharded(p)}
         # The calls of sliced modules hold the parameters themselves.

@@ -74,24 +74,33 @@ void check_problem(Random& dice, Worst& worst) {
   });
 }
 
-// A table that is looked up first and a product, both in slices, with all computation in the product: no
-// transfer of the table is hidden, and backward holds two slices' gradients, beside a slice of the product.
-// The bounds of both the time and the memory are within a hundredth.
-void check_slices(bool trained_table) {
-  Model model;
-  for (const char* name : {"table", "product"}) {
-    Operator& op = model.operators.emplace_back();
-    op.name = name, op.split_tensor = 0, op.out_features = 64, op.in_features = 1 << 14;
-    op.tensors = {{64, 1 << 16, name[0] == 'p' || trained_table}};
-  }
-  Operator &table = model.operators[0], &product = model.operators[1];
-  table.look_ups = 1, product.compute_s_per_sample = 9, product.recompute_s_per_sample = 3;
+// An operator whose weight is computed in 16 slices, on four ranks that gather and reduce at 10 MB/s.
+Operator in_slices(const char* name) {
+  Operator op;
+  op.name = name, op.split_tensor = 0, op.out_features = 64, op.in_features = 1 << 14;
+  op.tensors = {{64, 1 << 16}};
+  return op;
+}
+Request of_slices() {
   Request request;
   request.device.ranks = 4;
   request.device.all_gather = request.device.reduce_scatter = {0, 1e-7};
   request.device.all_reduce = request.device.all_gather;
   request.recompute = {Recompute::None};
   request.space.modes = {Mode::FullShard}, request.space.granularities = {16};
+  return request;
+}
+
+// A table that is looked up first and a product, both in slices, with all computation in the product: no
+// transfer of the table is hidden, and backward holds two slices' gradients, beside a slice of the product.
+// The bounds of both the time and the memory are within a hundredth.
+void check_slices(bool trained_table) {
+  Model model;
+  for (const char* name : {"table", "product"}) model.operators.push_back(in_slices(name));
+  Operator &table = model.operators[0], &product = model.operators[1];
+  table.look_ups = 1, table.tensors[0].trainable = trained_table;
+  product.compute_s_per_sample = 9, product.recompute_s_per_sample = 3;
+  Request request = of_slices();
   Manner how = manner(model);
   how.stolen_permille = 0, how.lanes.enqueue = true;
   const Planner planner(model, request, how);
@@ -125,17 +134,10 @@ void check_slices(bool trained_table) {
 void check_unequal_backwards() {
   Model model;
   for (const double backward_s : {6.0, 6.0, 0.0, 0.0}) {
-    Operator& op = model.operators.emplace_back();
-    op.name = "product", op.split_tensor = 0, op.out_features = 64, op.in_features = 1 << 14;
-    op.tensors = {{64, 1 << 16}};
+    Operator& op = model.operators.emplace_back(in_slices("product"));
     op.recompute_s_per_sample = 1e-3, op.compute_s_per_sample = 1e-3 + backward_s;
   }
-  Request request;
-  request.device.ranks = 4;
-  request.device.all_gather = request.device.reduce_scatter = {0, 1e-7};
-  request.device.all_reduce = request.device.all_gather;
-  request.recompute = {Recompute::None};
-  request.space.modes = {Mode::FullShard}, request.space.granularities = {16};
+  Request request = of_slices();
   const Planner planner(model, request, manner(model));
   request = planner.request();
   request.space.shares = StepShares{0, 0}, request.space.gather = {0, 1}, request.space.of_sizes = {1, 1};

@@ -361,10 +361,10 @@ std::vector<Candidate> every_candidate(const Operator& op, const Device& device,
     if (space.cost == Cost::Paper && traits(m).on_host) return false;  // it knows no host memory
     return std::find(space.modes.begin(), space.modes.end(), m) != space.modes.end();
   };
-  const bool whole = device.ranks == 1 && std::any_of(kModes.begin(), kModes.end(), [&](const ModeTraits& m) {
-                       return allowed(m.mode) && !shards(m.mode, device);
-                     });
-  if (allowed(Mode::NoShard) || whole || !has_rows(op)) found.push_back(price.no_shard());
+  const bool whole = std::any_of(kModes.begin(), kModes.end(), [&](const ModeTraits& m) {
+    return allowed(m.mode) && !shards(m.mode, device);
+  });
+  if (whole || !has_rows(op)) found.push_back(price.no_shard());
   if (!has_rows(op)) return found;
   const bool several_hosts = device.hosts > 1 && device.ranks > device.hosts;
   for (const ModeTraits& m : kModes)

@@ -50,8 +50,7 @@
 //               the link form. The average of the model's first operator begins after all else on the main
 //               lane, and counts in the lane form.
 //   delays      Beside computation a transfer takes longer (Device::delay). Where one lane at most transfers
-//   at a
-//               time (delays_count), one of t s alone and d s beside computation counts at least
+//               at a time (delays_count), one of t s alone and d s beside computation counts at least
 //                 min(t, x s t + (1 - x) d):  alone, or while computation goes on.
 //   last        The last operator, or its last slice, is computed after all gathers of forward, which counts
 //               in the lane form.

@@ -6,12 +6,14 @@ namespace py = pybind11;
 
 void bind_errors(py::module_& m);
 void bind_call_hook(py::module_& m);
+void bind_call_inputs(py::module_& m);
 void bind_collectives(py::module_& m);
 void bind_elementwise(py::module_& m);
 #ifdef OSDP_SENSITIVITY
 void bind_left_out(py::module_& m);
 #endif
 void bind_ops(py::module_& m);
+void bind_recomputed_call(py::module_& m);
 void bind_runtime(py::module_& m);
 
 PYBIND11_MODULE(_C, m) {
@@ -24,5 +26,7 @@ PYBIND11_MODULE(_C, m) {
   bind_ops(m);
   bind_collectives(m);
   bind_call_hook(m);
+  bind_call_inputs(m);
+  bind_recomputed_call(m);
   bind_runtime(m);
 }

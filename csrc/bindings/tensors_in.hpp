@@ -11,8 +11,8 @@ namespace osdp::bindings {
 
 namespace py = pybind11;
 
-// Collects the tensors in a module's inputs or outputs: in tuples, lists, dicts, dataclasses and any object's
-// attributes, however nested. An object is visited once; modules, types and callables are skipped.
+// Collects the tensors in a module's inputs or outputs: in tuples, lists, sets, dicts, dataclasses and any
+// object's attributes, however nested. An object is visited once; modules, types and callables are skipped.
 class TensorsIn {
  public:
   std::vector<at::Tensor> found;
@@ -22,7 +22,7 @@ class TensorsIn {
     PyObject* o = value.ptr();
     if (THPVariable_Check(o)) {
       found.push_back(THPVariable_Unpack(o));
-    } else if (PyTuple_Check(o) || PyList_Check(o)) {
+    } else if (PyTuple_Check(o) || PyList_Check(o) || PyAnySet_Check(o)) {
       if (!first_time(o)) return;
       for (py::handle item : value) visit(item, depth + 1);
     } else if (PyDict_Check(o)) {

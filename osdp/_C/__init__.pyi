@@ -26,8 +26,11 @@ __all__: list[str] = [
     "SplitSpec",
     "UnitSpec",
     "Work",
+    "accelerators_in",
     "await_backwards",
     "begin_backwards",
+    "buffers_in",
+    "call_recomputed",
     "check_asked",
     "connect_part",
     "count_registration",
@@ -54,6 +57,7 @@ __all__: list[str] = [
     "this_process",
     "timeout_of",
     "unregister_source",
+    "versions_in",
     "watch_tree",
 ]
 
@@ -571,6 +575,11 @@ class Runtime:
     @property
     def world(self) -> int: ...
 
+def accelerators_in(tree: typing.Any) -> list[tuple[str, int]]:
+    """
+    (type, index) of the devices other than the CPU and meta on which tensors in `tree` are, each once, sorted.
+    """
+
 def await_backwards() -> None:
     """
     Blocks, after an exception in a backward, until every model is restored: see Note [A backward that ends elsewhere].
@@ -579,6 +588,18 @@ def await_backwards() -> None:
 def begin_backwards(gradient: torch.Tensor) -> None:
     """
     A hook for a gradient that was computed with create_graph=True: see Note [Backward of a backward].
+    """
+
+def buffers_in(module: typing.Any) -> list:
+    """
+    (module, name) for each buffer of `module` and the modules in it, each once.
+    """
+
+def call_recomputed(
+    name: str, forward: typing.Any, again: typing.Any, args: tuple, kwargs: dict
+) -> typing.Any:
+    """
+    forward(*args, **kwargs), whose tensors for backward are not saved: a backward that needs them calls again(args), which calls forward once more. An exception ends that call once all are there.
     """
 
 def check_asked(tensors: collections.abc.Sequence[torch.Tensor]) -> None:
@@ -693,6 +714,11 @@ def timeout_of(group: str, device: torch.device) -> datetime.timedelta:
 def unregister_source(id: typing.SupportsInt | typing.SupportsIndex) -> None:
     """
     Forgets a source. Unknown ids are ignored.
+    """
+
+def versions_in(tree: typing.Any) -> bytes:
+    """
+    Bytes that differ once a tensor in `tree` (containers and the attributes of objects) was written to, added or removed.
     """
 
 def watch_tree(look: typing.Any) -> None:

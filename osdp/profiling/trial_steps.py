@@ -11,7 +11,7 @@ minute to the next:
   `stolen_computation`, such that simulated steps take as long as the measured ones. Separate fits to forward
   and backward agree within the machine's noise;
   `recompute_slowdown`, with every block recomputed. A forward takes longer the second time, because of
-  torch.utils.checkpoint's overhead and because the backward has evicted activations from caches.
+  the hooks on what it saves and because the backward has evicted activations from caches.
 """
 
 from __future__ import annotations

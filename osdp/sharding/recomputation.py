@@ -1,9 +1,15 @@
 """Recomputed blocks: their activations are recomputed in backward, without repeating side effects.
 
+What autograd saves in them, and gets from the second forward, is C++ (Note [Saved by a second forward] in
+csrc/runtime/step/recomputed_call.hpp). torch.utils.checkpoint with use_reentrant=False follows the same rules, but in
+Python for each saved tensor, which on a GPU takes longer than computing a block; it still recomputes blocks that are
+compiled or traced, and those of a script that turns its early stop off (set_checkpoint_early_stop).
+
 Note [What a forward changes]
 Recomputed activations must equal the first ones: the second forward has to start from the same state as the
-first one, and its side effects must be discarded. Random number generators are restored, as torch.utils.checkpoint
-does, but blocks between which nothing was drawn share one state: on the CPU each takes 5 KB until the backward.
+first one, and its side effects must be discarded. Autocast and torch.device contexts are entered again
+(forward_settings.py). Random number generators are restored; blocks between which nothing was drawn share one state:
+on the CPU each takes 5 KB until the backward.
 Buffers are restored here: the second forward of a batch norm would update its running statistics again, and
 that of a spectral norm would start from a different vector. So buffers that a block changes are copied at the
 first forward; the second one works on those copies, and then the present ones are put back. The changed
@@ -19,17 +25,20 @@ gradient; `osdp.describe` does not list it as recomputable.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
-from torch.utils.checkpoint import checkpoint
+from torch.utils import checkpoint as torchs_checkpoint
+from torch.utils.checkpoint import DefaultDeviceType, checkpoint
 
-from osdp.base.tensor_trees import tensors_in, version_of, versions_of
+from osdp import _C
+from osdp.base.tensor_trees import version_of
 from osdp.errors import ShardingError
+from osdp.sharding.forward_settings import ForwardSettings
 
 Place = tuple[nn.Module, str]  # a module and the name of a buffer of its own
 
@@ -48,25 +57,18 @@ class RecomputedBlock:
         self.changing: dict[bool, list[Place]] = {}  # by training mode, once it is known
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():  # version counters and buffers are not visible in graphs
+        if _is_traced():
             return checkpoint(self.forward, *args, use_reentrant=False, **kwargs)
         if not torch.is_grad_enabled():
             return self.forward(*args, **kwargs)
-        given = versions_of((args, kwargs))
-        places = list(_places(self.block))
+        given = _C.versions_in((args, kwargs))
+        places = _C.buffers_in(self.block)
         found = {p: _buffer(p) for p in places}
         kept = {p: found[p].clone() for p in self._changed_by_forward(places)}
         before = {p: version_of(t) for p, t in found.items()}
         recomputing = _AsBefore(kept, (args, kwargs))
-        out = checkpoint(
-            self.forward,
-            *args,
-            use_reentrant=False,
-            preserve_rng_state=False,
-            context_fn=lambda: (nullcontext(), recomputing),
-            **kwargs,
-        )
-        if versions_of((args, kwargs)) != given:
+        out = self._forward(recomputing, args, kwargs)
+        if _C.versions_in((args, kwargs)) != given:
             raise ShardingError(
                 f"{self.name!r} changes its inputs (a KV cache? an operation in place?), so it cannot "
                 "be recomputed: they would be changed twice. Call the model without that "
@@ -75,6 +77,24 @@ class RecomputedBlock:
             )
         self._learn(kept, found, before)
         return out
+
+    def _forward(self, recomputing: _AsBefore, args: Any, kwargs: Any) -> Any:
+        if torchs_checkpoint._enable_checkpoint_early_stop is False:
+            return checkpoint(
+                self.forward,
+                *args,
+                use_reentrant=False,
+                preserve_rng_state=False,
+                context_fn=lambda: (nullcontext(), recomputing),
+                **kwargs,
+            )
+        settings = ForwardSettings(recomputing.device_type)
+
+        def again(args: tuple[Any, ...]) -> None:
+            with settings.restored(), recomputing:
+                self.forward(*args, **kwargs)
+
+        return _C.call_recomputed(self.name, self.forward, again, args, kwargs)
 
     def _changed_by_forward(self, places: list[Place]) -> list[Place]:
         known = self.changing.get(self.block.training)
@@ -99,11 +119,12 @@ class RecomputedBlock:
                 )
 
 
-def _places(block: nn.Module) -> Iterator[Place]:
-    for module in block.modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                yield module, name
+def _is_traced() -> bool:
+    """Whether the call becomes part of a graph, in which version counters and buffers are not visible."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+    )
 
 
 def _buffer(place: Place) -> Tensor:
@@ -127,41 +148,42 @@ class _AsBefore:
 
     def __init__(self, kept: dict[Place, Tensor], given: Any) -> None:
         self.kept = kept
-        self.present: dict[Place, Tensor] = {}
         self.generators = _generator_state()
-        self.devices = sorted({t.get_device() for t in tensors_in(given) if t.device.type not in _WITHOUT})
-        self.device_type = next(
-            (t.device.type for t in tensors_in(given) if t.device.type not in _WITHOUT), "cpu"
-        )
-        module = torch.get_device_module(self.device_type)
-        if not getattr(module, "_initialized", False):
-            self.devices = []
-        self.of_devices = [module.get_rng_state(device) for device in self.devices]
-        self.entered = ExitStack()
+        accelerators = _C.accelerators_in(given)
+        self.device_type = accelerators[0][0] if accelerators else DefaultDeviceType.get_device_type()
+        self.devices: list[int] = []
+        if accelerators and getattr(torch.get_device_module(self.device_type), "_initialized", False):
+            self.devices = [index for kind, index in accelerators if kind == self.device_type]
+        self.of_devices = self._of_devices()
+        self.outside: list[tuple[dict[Place, Tensor], Tensor, list[Tensor]]] = []
 
     def __enter__(self) -> None:
-        self.entered.enter_context(torch.random.fork_rng(self.devices, device_type=self.device_type))
-        torch.set_rng_state(self.generators)
-        for device, state in zip(self.devices, self.of_devices, strict=True):
-            torch.get_device_module(self.device_type).set_rng_state(state, device)
-        self.present = {place: _buffer(place) for place in self.kept}
-        for (module, name), was in self.kept.items():
-            module._buffers[name] = was.clone()
+        buffers = {place: was.clone() for place, was in self.kept.items()}
+        present = {place: _buffer(place) for place in self.kept}
+        self.outside.append((present, torch.default_generator.get_state(), self._of_devices()))
+        self._set(buffers, self.generators, self.of_devices)
 
     def __exit__(self, *_: object) -> None:
-        for (module, name), now in self.present.items():
-            module._buffers[name] = now
-        self.entered.close()
+        self._set(*self.outside.pop())
+
+    def _of_devices(self) -> list[Tensor]:
+        return [torch.get_device_module(self.device_type).get_rng_state(device) for device in self.devices]
+
+    def _set(self, buffers: dict[Place, Tensor], generators: Tensor, of_devices: list[Tensor]) -> None:
+        torch.default_generator.set_state(generators)
+        for device, state in zip(self.devices, of_devices, strict=True):
+            torch.get_device_module(self.device_type).set_rng_state(state, device)
+        for (module, name), buffer in buffers.items():
+            module._buffers[name] = buffer
 
 
-_WITHOUT = ("cpu", "meta")  # devices without a generator of their own
 _last_state: Callable[[], Tensor | None] = lambda: None  # noqa: E731
 
 
 def _generator_state() -> Tensor:
     """The state of the CPU's generator; the last one that is still in use, if it is the same."""
     global _last_state
-    state, last = torch.get_rng_state(), _last_state()
+    state, last = torch.default_generator.get_state(), _last_state()
     if last is not None and torch.equal(state, last):
         return last
     _last_state = weakref.ref(state)

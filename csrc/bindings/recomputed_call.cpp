@@ -1,0 +1,219 @@
+// call_recomputed: the call of a recomputed block, with hooks for saved tensors that run no Python code.
+// Note [Saved by a second forward] in runtime/step/recomputed_call.hpp says how they work.
+#include "runtime/step/recomputed_call.hpp"
+
+#include <ATen/SavedTensorHooks.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/PyInterpreter.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "runtime/step/graph_task.hpp"
+
+namespace osdp::bindings {
+namespace {
+
+namespace py = pybind11;
+using runtime::RecomputedCall;
+using torch::autograd::SavedVariable;
+
+// The exception that ends a second forward: of a class that nn.Module's call runs its hooks for.
+PyObject* everything_saved = nullptr;
+// torch._C._get_graph_exec_group, where this torch has it.
+PyObject* get_graph_exec_group = nullptr;
+
+py::object graph_exec_group() {
+  if (!get_graph_exec_group) return {};
+  auto group = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(get_graph_exec_group));
+  if (!group) throw py::error_already_set();
+  return group.is_none() ? py::object() : group;
+}
+
+// A call and what its second forwards need. The hooks and the places hold it, so it lives as long as
+// autograd's nodes do that saved something in it.
+struct Call : std::enable_shared_from_this<Call> {
+  Call(std::string name, py::object again, const py::tuple& args)
+      : saved(std::move(name)), again(std::move(again)) {
+    for (const py::handle argument : args) {
+      const bool tensor = THPVariable_Check(argument.ptr());
+      // Saved as by a node, so that a checkpoint around this call sees it.
+      if (tensor)
+        tensors.emplace_back(others.size(), SavedVariable(THPVariable_Unpack(argument.ptr()), false));
+      others.push_back(py::reinterpret_borrow<py::object>(tensor ? py::none() : argument));
+    }
+  }
+
+  RecomputedCall saved;
+  py::object again;  // runs the second forward: again(arguments)
+
+  std::vector<std::pair<size_t, SavedVariable>> tensors;  // among the arguments, with their positions
+  std::vector<py::object> others;                         // by position; None where there is a tensor
+};
+
+struct Place {
+  std::shared_ptr<Call> call;
+  size_t number;
+
+  Place(std::shared_ptr<Call> call, size_t number) : call(std::move(call)), number(number) {}
+  Place(const Place&) = delete;
+  Place& operator=(const Place&) = delete;
+  ~Place() { call->saved.release(number); }
+};
+
+// What the hooks of a second forward save into.
+struct Second {
+  std::shared_ptr<Call> call;
+  RecomputedCall::SecondForward& into;
+};
+
+// Capsules are Python's objects for C pointers; these own what they point to. Their type stands for the name,
+// by which Python would tell them apart: nothing but the functions below receives them.
+template <typename T, typename... Parts>
+py::object owned(Parts&&... parts) {
+  return py::capsule(new T{std::forward<Parts>(parts)...}, [](void* p) { delete static_cast<T*>(p); });
+}
+template <typename T>
+T& owned_by(PyObject* capsule) {
+  return *static_cast<T*>(PyCapsule_GetPointer(capsule, nullptr));
+}
+
+template <typename Function>
+PyObject* translated(const Function& function) {
+  try {
+    return function();
+  } catch (...) {
+    torch::translate_exception_to_python(std::current_exception());
+    return nullptr;
+  }
+}
+
+// The hooks that autograd calls for the tensors that it saves and reads on this thread, while this exists.
+class Hooks {
+ public:
+  Hooks(PyMethodDef& pack, PyMethodDef& unpack, const py::object& self) {
+    at::SavedTensorDefaultHooks::lazy_initialize();
+    at::SavedTensorDefaultHooks::push_hooks({function(pack, self), getPyInterpreter()},
+                                            {function(unpack, self), getPyInterpreter()});
+  }
+  Hooks(const Hooks&) = delete;
+  Hooks& operator=(const Hooks&) = delete;
+  ~Hooks() { at::SavedTensorDefaultHooks::pop_hooks(); }
+
+ private:
+  static PyObject* function(PyMethodDef& definition, const py::object& self) {
+    PyObject* made = PyCFunction_New(&definition, self.ptr());
+    if (!made) throw py::error_already_set();
+    return made;
+  }
+};
+
+// A backward that asks for a tensor. The backwards of a torch.utils.checkpoint.GraphExecGroup recompute once,
+// so they count as one; a question from outside of a backward, as one of its own.
+struct Backward {
+  int64_t id;  // of its graph task, or below -1
+  bool over;   // once it is answered
+};
+Backward backward_that_asks() {
+  static int64_t last = -1;
+  if (const py::object group = graph_exec_group()) {
+    if (!py::hasattr(group, "_osdp_backward")) group.attr("_osdp_backward") = --last;
+    return {group.attr("_osdp_backward").cast<int64_t>(), false};
+  }
+  const int task = runtime::current_graph_task();
+  return task == -1 ? Backward{--last, true} : Backward{task, false};
+}
+
+PyObject* save_again(PyObject* self, PyObject* tensor) {
+  return translated([&]() -> PyObject* {
+    const Second& second = owned_by<Second>(self);
+    const at::Tensor& saved = THPVariable_Unpack(tensor);
+    const at::Tensor values = saved.requires_grad() ? saved.detach() : saved;
+    if (second.call->saved.save_again(second.into, values)) {
+      PyErr_SetNone(everything_saved);
+      return nullptr;
+    }
+    return THPVariable_Wrap(values);  // for a backward inside the second forward
+  });
+}
+PyObject* read_again(PyObject*, PyObject* tensor) { return Py_NewRef(tensor); }
+PyMethodDef kSaveAgain{"save_again", &save_again, METH_O, nullptr};
+PyMethodDef kReadAgain{"read_again", &read_again, METH_O, nullptr};
+
+void run_second_forward(Call& call, RecomputedCall::SecondForward& second) {
+  py::tuple arguments(call.others.size());
+  for (size_t i = 0; i < arguments.size(); ++i) arguments[i] = call.others[i];
+  for (const auto& [i, tensor] : call.tensors) arguments[i] = tensor.unpack();
+  {
+    const Hooks hooks(kSaveAgain, kReadAgain, owned<Second>(call.shared_from_this(), second));
+    const at::AutoGradMode grad(true);
+    const auto result =
+        py::reinterpret_steal<py::object>(PyObject_CallOneArg(call.again.ptr(), arguments.ptr()));
+    if (!result) {
+      if (!second.ended || !PyErr_ExceptionMatches(everything_saved)) throw py::error_already_set();
+      PyErr_Clear();  // and with it the tensors that the forward's frames hold
+    }
+  }
+  call.saved.end(second);
+}
+
+at::Tensor read(const std::shared_ptr<Call> call, size_t place) {
+  const Backward backward = backward_that_asks();
+  if (auto* second = call->saved.begin(backward.id)) {
+    try {
+      run_second_forward(*call, *second);
+    } catch (...) {
+      call->saved.forget(backward.id);
+      throw;
+    }
+  }
+  at::Tensor tensor = call->saved.take(place, backward.id);
+  if (backward.over) call->saved.forget(backward.id);
+  return tensor;
+}
+
+PyObject* save(PyObject* self, PyObject* tensor) {
+  return translated([&] {
+    const auto& call = owned_by<std::shared_ptr<Call>>(self);
+    const size_t place = call->saved.save(THPVariable_Unpack(tensor));
+    return owned<Place>(call, place).release().ptr();
+  });
+}
+PyObject* read_hook(PyObject*, PyObject* place) {
+  return translated([&] {
+    const Place& asked = owned_by<Place>(place);
+    return THPVariable_Wrap(read(asked.call, asked.number));
+  });
+}
+PyMethodDef kSave{"save", &save, METH_O, nullptr};
+PyMethodDef kRead{"read", &read_hook, METH_O, nullptr};
+
+py::object call_recomputed(std::string name, const py::object& forward, py::object again,
+                           const py::tuple& args, const py::dict& kwargs) {
+  const auto call = std::make_shared<Call>(std::move(name), std::move(again), args);
+  const Hooks hooks(kSave, kRead, owned<std::shared_ptr<Call>>(call));
+  auto result = py::reinterpret_steal<py::object>(PyObject_Call(forward.ptr(), args.ptr(), kwargs.ptr()));
+  if (!result) throw py::error_already_set();
+  return result;
+}
+
+}  // namespace
+}  // namespace osdp::bindings
+
+void bind_recomputed_call(pybind11::module_& m) {
+  using namespace osdp::bindings;
+  everything_saved = PyErr_NewException("osdp._C.EverythingSaved", PyExc_Exception, nullptr);
+  get_graph_exec_group =
+      PyObject_GetAttrString(py::module_::import("torch._C").ptr(), "_get_graph_exec_group");
+  if (!get_graph_exec_group) PyErr_Clear();
+  m.def(
+      "call_recomputed", &call_recomputed, py::arg("name"), py::arg("forward"), py::arg("again"),
+      py::arg("args"), py::arg("kwargs"),
+      "forward(*args, **kwargs), whose tensors for backward are not saved: a backward that needs them calls "
+      "again(args), which calls forward once more. An exception ends that call once all are there.");
+}

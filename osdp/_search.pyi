@@ -536,7 +536,7 @@ class Proof:
         Batch sizes from and to, accumulation, prices as phase and ps per byte.
         """
     @property
-    def shares(self) -> tuple[int, int, int, int]: ...
+    def shares(self) -> tuple[int, int, int, int, int]: ...
 
 class Answer:
     def __init__(
@@ -606,7 +606,7 @@ class Planner:
     def bound_request(
         self,
         shares: typing.Annotated[
-            collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], "FixedSize(4)"
+            collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], "FixedSize(5)"
         ],
         limit_bytes: typing.SupportsInt | typing.SupportsIndex,
         batches: collections.abc.Sequence[Batch],

@@ -99,12 +99,13 @@ class Certificate:
     step_ps: Annotated[int, AtLeast(0)]  # of this plan
     step_bound_ps: Annotated[int, AtLeast(0)]  # of every plan, for as many samples; 0: nothing was proven
     checked_bound_ps: Annotated[int, AtLeast(0)]
-    # Weights of the forms of the bound, in 1024ths: of the compute form in forward and in backward, and in backward of the
-    # link form and of that of averages. Note [Step bound] in csrc/search/problem/step_bound.hpp.
+    # Weights of the forms of the bound, in 1024ths: of the compute form in forward and in backward, and in backward of
+    # those of the link, of averages and of reductions. Note [Step bound] in csrc/search/problem/step_bound.hpp.
     forward_share: Annotated[int, AtLeast(0)]
     backward_share: Annotated[int, AtLeast(0)]
     link_share: Annotated[int, AtLeast(0)]
     averages_share: Annotated[int, AtLeast(0)]
+    reductions_share: Annotated[int, AtLeast(0)]
     batches: tuple[BatchProof, ...]  # ascending; together all batch sizes of the search
     price_denominator: Annotated[int, AtLeast(1)]
 

@@ -100,7 +100,7 @@ def treatments(
 
 
 def _certificate(problem: SearchProblem, answer: _search.Answer) -> Certificate:
-    forward, backward, link, averages = answer.proof.shares
+    forward, backward, link, averages, reductions = answer.proof.shares
     highest = max((price for *_, prices in answer.proof.parts for _, price in prices), default=0.0)
     denominator = MOST_DENOMINATOR
     while denominator > 1 and highest * denominator > MOST_NUMERATOR:
@@ -117,6 +117,7 @@ def _certificate(problem: SearchProblem, answer: _search.Answer) -> Certificate:
         backward_share=backward,
         link_share=link,
         averages_share=averages,
+        reductions_share=reductions,
         batches=batches,
         price_denominator=denominator,
     )
@@ -156,5 +157,5 @@ def bound_request(
     problem: SearchProblem, c: Certificate, limit: int, batches: list[_search.Batch] | None = None
 ) -> _search.Request:
     """What the checker of a certificate needs to know of the search; `batches`: by default the search's."""
-    shares = (c.forward_share, c.backward_share, c.link_share, c.averages_share)
+    shares = (c.forward_share, c.backward_share, c.link_share, c.averages_share, c.reductions_share)
     return problem.planner.bound_request(shares, limit, problem.batches() if batches is None else batches)

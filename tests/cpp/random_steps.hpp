@@ -14,6 +14,11 @@ inline StepShares random_shares(Random& dice, int64_t hosts) {
   if (dice() % 4 != 0) return s;
   const int64_t left = StepShares::kWhole - s.backward, drawn = draw(dice, 0, left);
   s.link = drawn % 2 == 0 ? left : drawn;
+  if (hosts == 1 || dice() % 3 == 0) {
+    std::swap(s.link, s.reductions);
+    if (hosts > 1) s.link = draw(dice, 0, left - s.reductions);
+    return s;
+  }
   if (hosts > 1 && drawn % 3 == 0) std::swap(s.link, s.averages);
   if (hosts > 1 && drawn % 3 == 1) s.averages = left - s.link;
   return s;

@@ -151,12 +151,46 @@ void check_unequal_backwards() {
   });
 }
 
+// Of twelve equal operators on two hosts, in their only plan: the bound with these shares is within a
+// twentieth of the step. `forward_s`, `backward_s`: computation of one, and of the last one's backward.
+void check_two_hosts(Mode mode, double forward_s, double backward_s, double last_s, const Collective& delay,
+                     StepShares shares) {
+  Model model;
+  for (int n = 0; n < 12; ++n) {
+    Operator& op = model.operators.emplace_back(in_slices("product"));
+    op.split_tensor = -1, op.recompute_s_per_sample = forward_s;
+    op.compute_s_per_sample = forward_s + (n < 11 ? backward_s : last_s);
+  }
+  Request request = of_slices();
+  request.device.hosts = 2, request.device.between_hosts = request.device.all_gather;
+  request.device.delay = delay;
+  request.space.modes = {mode}, request.space.granularities.clear(), request.space.bucket_bytes = 1;
+  Manner how = manner(model);
+  how.stolen_permille = 0, how.delay = delay;
+  const Planner planner(model, request, how);
+  request = planner.request();
+  request.space.shares = shares, request.space.of_sizes = {1, 1};
+  const EquivalenceClasses classes = find_equivalence_classes(planner.model(), request);
+  const auto where = find_places(planner.model(), classes);
+  every_plan(planner.model(), classes, [&](const Decision& decision) {
+    const PlainPlan plan = plain_plan(decision, where, {1, 1});
+    const int64_t played = planner.player().play(planner.player().step(plan, planner.units(plan))).step_ps;
+    const int64_t bound = step_ps(classes, decision, plan.batch);
+    CHECK(bound <= played && bound * 20 >= played * 19);
+  });
+}
+
 }  // namespace
 
 // Another seed than the suite's may be given: `for s in $(seq 200); do ./test_step_bound $s; done`.
 int main(int argc, char** argv) {
   Random dice(argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 5);
   check_slices(true), check_slices(false), check_unequal_backwards();
+  const double gather_s = 3 * 64 * (1 << 16) / 4 * 1e-7;
+  // A gather takes twice as long in computation, which is one and a half times as long as it: neither hides.
+  check_two_hosts(Mode::FullShard, 1.5 * gather_s, 3 * gather_s, 3 * gather_s, {0, 1e-7}, {512, 512});
+  // All reductions come after the last operator's backward, and nothing is computed beside them.
+  check_two_hosts(Mode::NoShard, 1, 0, 20, {}, {1024, 0, 0, 0, 1024});
   Worst worst;
   for (int n = 0; n < 6000 && failures == 0; ++n) check_problem(dice, worst);
   if (argc == 1) CHECK(worst.tight > worst.plans / 50);  // enough of them that the bound is sharp

@@ -80,7 +80,7 @@ void bind_answer(py::module_& m) {
       .def_property_readonly("shares",
                              [](const Proof& p) {
                                const StepShares& x = p.shares;
-                               return std::tuple(x.forward, x.backward, x.link, x.averages);
+                               return std::tuple(x.forward, x.backward, x.link, x.averages, x.reductions);
                              })
       .def_property_readonly("parts", &parts_of,
                              "Batch sizes from and to, accumulation, prices as phase and ps per byte.");
@@ -133,10 +133,10 @@ void bind_searches(py::module_& m) {
           "limit_bytes"_a = 0)
       .def(
           "bound_request",
-          [](const Planner& p, const std::array<int64_t, 4>& shares, int64_t limit_bytes,
+          [](const Planner& p, const std::array<int64_t, 5>& shares, int64_t limit_bytes,
              std::vector<Batch> batches) {
             Request request = p.request();
-            request.space.shares = StepShares{shares[0], shares[1], shares[2], shares[3]};
+            request.space.shares = StepShares{shares[0], shares[1], shares[2], shares[3], shares[4]};
             request.limit_bytes = limit_bytes, request.batches = std::move(batches);
             return request;
           },

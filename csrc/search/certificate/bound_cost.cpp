@@ -86,7 +86,7 @@ class Bound {
   double backward_share() const { return static_cast<double>(request_.space.shares->backward) / 1024; }
   double link_share() const { return static_cast<double>(request_.space.shares->link) / 1024; }
   double averages_share() const { return static_cast<double>(request_.space.shares->averages) / 1024; }
-  double lane_share() const { return 1 - backward_share() - link_share() - averages_share(); }
+  double reductions_share() const { return static_cast<double>(request_.space.shares->reductions) / 1024; }
   double stolen() const { return std::min(1.0, device_.stolen); }
   // Two links that transfer at the same time steal no more than all.
   bool two_may_steal() const { return !several_hosts() || 2 * device_.stolen <= 1; }
@@ -103,36 +103,69 @@ class Bound {
   // Over one link with two lanes the lane form is the link's, beside which latencies may pass.
   bool waits_count() const { return !request_.space.separate_reductions || several_hosts(); }
 
-  // `x`, `z`, `a`: the shares of the compute form, of the link form and of that of averages.
-  double weighed(double x, double z, double a, Kind kind, const Seconds& t) const {
-    const double compute_form = steals(kind) ? stolen() * t.busy_s : 0;
-    double link_form = t.between_hosts ? t.busy_s : 0;
-    if (!several_hosts() && kind == Kind::Reduction)
-      link_form = t.seconds() + slower(t);  // that of reductions
-    const double lane_form = in_lane(kind) ? t.busy_s + slower(t) + (waits_count() ? t.waiting_s : 0) : 0;
-    const double averages_form = kind == Kind::Average ? t.seconds() : 0;
-    return std::min(t.seconds(),
-                    x * compute_form + z * link_form + a * averages_form + (1 - x - z - a) * lane_form);
+  // The shares of the compute form, and of those of the link, of averages and of reductions.
+  struct Shares {
+    double x, z, a, r;
+    double lane() const { return 1 - x - z - a - r; }
+  };
+  Shares forward() const { return {forward_share(), 0, 0, 0}; }
+  Shares backward() const { return {backward_share(), link_share(), averages_share(), reductions_share()}; }
+
+  // What a transfer counts in the forms of lanes and links while nothing computes.
+  double in_lanes(const Shares& w, Kind kind, const Seconds& t) const {
+    const double link_form = t.between_hosts ? t.busy_s : 0;
+    // On one host reductions are a lane, on several they share the link with averages.
+    double reductions_form = several_hosts() ? link_form : t.seconds();
+    if (kind == Kind::Gather) reductions_form = 0;
+    const double lane_form = in_lane(kind) ? t.busy_s + (waits_count() ? t.waiting_s : 0) : 0;
+    return w.z * link_form + w.r * reductions_form + w.lane() * lane_form +
+           (kind == Kind::Average ? w.a * t.seconds() : 0);
   }
-  // Counts where one lane at most transfers at a time.
-  double slower(const Seconds& t) const {
-    return several_hosts() || request_.space.separate_reductions ? 0 : t.slower_s + t.slower_waiting_s;
+  // And how much more in computation, if the transfer takes longer then.
+  double longer(const Shares& w, Kind kind, const Seconds& t) const {
+    if (request_.space.separate_reductions) return 0;
+    const double reductions_form = !several_hosts() && kind == Kind::Reduction ? w.r : 0;
+    const double of_lane = in_lane(kind) ? w.lane() : w.a;
+    return (of_lane + reductions_form) * slower(t);
   }
-  double in_forward(const Seconds& t) const { return weighed(forward_share(), 0, 0, Kind::Gather, t); }
-  double in_backward(Kind kind, const Seconds& t) const {
-    return weighed(backward_share(), link_share(), averages_share(), kind, t);
+  static double slower(const Seconds& t) { return t.slower_s + t.slower_waiting_s; }
+  // The part of the compute form that transfers of averages between hosts count while nothing computes: what
+  // they steal, and of what neither lane steals as much as their form has of the other shares.
+  double part_of_averages(const Shares& w) const {
+    if (!several_hosts()) return 0;
+    const double steal = two_may_steal() ? stolen() : 0, others = 1 - w.x;
+    return others > 0 ? steal + (1 - stolen() - steal) * w.a / others : steal;
   }
-  // More than what is counted, for what nothing runs beside.
-  double alone(double x, Kind kind, const Seconds& t) const {
-    const double counted = kind == Kind::Gather ? in_forward(t) : in_backward(kind, t);
-    const double in_compute_form = t.seconds() + slower(t) - (steals(kind) ? device_.stolen * t.busy_s : 0);
-    return std::max(0.0, std::min(t.seconds() - counted, x * in_compute_form));
+  double part_alone(const Shares& w, Kind kind, bool in_backward) const {
+    if (!in_backward) return 1;
+    return kind == Kind::Average ? part_of_averages(w) : 1 - part_of_averages(w);
   }
-  // Averages of others may run beside the last reduction, and steal.
+  double weighed(const Shares& w, Kind kind, const Seconds& t, bool in_backward) const {
+    return std::min(counted_alone(w, kind, t, in_backward), counted_beside(w, kind, t));
+  }
+  double counted_alone(const Shares& w, Kind kind, const Seconds& t, bool in_backward) const {
+    return w.x * part_alone(w, kind, in_backward) * t.seconds() + in_lanes(w, kind, t);
+  }
+  double counted_beside(const Shares& w, Kind kind, const Seconds& t) const {
+    return w.x * (steals(kind) ? stolen() * t.busy_s : 0) + in_lanes(w, kind, t) + longer(w, kind, t);
+  }
+  double in_forward(const Seconds& t) const { return weighed(forward(), Kind::Gather, t, false); }
+  double in_backward(Kind kind, const Seconds& t) const { return weighed(backward(), kind, t, true); }
+  // More than what is counted, for what no computation and no other lane runs beside.
+  double alone(const Shares& w, Kind kind, const Seconds& t, double counted) const {
+    const double slow = request_.space.separate_reductions ? 0 : slower(t);
+    const double in_compute_form = t.seconds() + slow - (steals(kind) ? device_.stolen * t.busy_s : 0);
+    const double in_all = w.x * t.seconds() + in_lanes(w, kind, t) - counted;
+    return std::max(0.0, std::min(in_all, w.x * in_compute_form));
+  }
+  double gathered_alone(const Seconds& t) const { return alone(forward(), Kind::Gather, t, in_forward(t)); }
+  double in_backward_alone(Kind kind, const Seconds& t) const {
+    return alone(backward(), kind, t, in_backward(kind, t));
+  }
+  // Averages of others may run beside the last reduction.
   double last(const Seconds& t) const {
-    double more = alone(backward_share(), Kind::Reduction, t);
-    if (several_hosts() && two_may_steal()) more -= backward_share() * stolen() * (t.busy_s + t.waiting_s);
-    return std::max(0.0, more);
+    const double averages = backward_share() * part_of_averages(backward()) * t.seconds();
+    return std::max(0.0, in_backward_alone(Kind::Reduction, t) - averages);
   }
 
   // --- options
@@ -160,13 +193,14 @@ class Bound {
     }
     if (traits(mode).on_host) seconds += copy_in_forward(mode) + copy_of_gradient(mode);
     if (at_.first)
-      seconds += alone(forward_share(), Kind::Gather, gathered) + last(reduced) +
-                 alone(backward_share(), Kind::Average, averaged) + lane_share() * averaged.seconds();
+      seconds += gathered_alone(gathered) + last(reduced) + in_backward_alone(Kind::Average, averaged) +
+                 backward().lane() * averaged.seconds();
     // Averages begin after the last operator's reduction, beside which a lane with all else transfers
     // nothing.
     if (at_.last && traits(mode).inside_hosts) {
       seconds += averages_share() * reduced.seconds();
-      if (!request_.space.separate_reductions) seconds += link_share() * reduced.seconds();
+      if (!request_.space.separate_reductions)
+        seconds += (link_share() + reductions_share()) * reduced.seconds();
     }
     return seconds;
   }
@@ -217,9 +251,8 @@ class Bound {
         (in_backward(Kind::Reduction, others) + in_backward(Kind::Reduction, replicated)) / micro_batches();
     if (table_comes_first(op_)) {
       // Nothing runs beside its transfers but the look-ups, which no bound counts then.
-      const double ends = slices.of_each([&](int64_t lines) {
-        return alone(forward_share(), Kind::Gather, gathered(lines)) + last(reduced(lines));
-      });
+      const double ends = slices.of_each(
+          [&](int64_t lines) { return gathered_alone(gathered(lines)) + last(reduced(lines)); });
       return of_slices + ends + whole + last(replicated) / micro_batches();
     }
     // A third of the launches is in forward, and once more in recomputation.
@@ -227,10 +260,18 @@ class Bound {
     return of_slices + whole + launch * (forward_share() + backward_share() * (again ? 3 : 2));
   }
 
+  // Several operators may let parts of a gather be saved, of which some are latencies: what bytes take
+  // decides whether all parts count as beside computation or alone.
   double gathers_saved(Mode mode, int64_t bytes, int64_t times) const {
     const Seconds t = links_.gathers(bytes, times, mode);
-    const double backward = in_backward(Kind::Gather, t);
-    return at_.saved_in_forward ? std::max(in_forward(t), backward) : backward;
+    Seconds of_bytes = t;
+    of_bytes.waiting_s = of_bytes.slower_waiting_s = 0;
+    const auto in = [&](const Shares& w, bool in_backward) {
+      const double alone = counted_alone(w, Kind::Gather, of_bytes, in_backward);
+      const bool beside = counted_beside(w, Kind::Gather, of_bytes) < alone * (1 - 1e-9);
+      return beside ? counted_beside(w, Kind::Gather, t) : counted_alone(w, Kind::Gather, t, in_backward);
+    };
+    return at_.saved_in_forward ? std::max(in(forward(), false), in(backward(), true)) : in(backward(), true);
   }
   double most_in_any_mode(int64_t bytes, int64_t times) const {
     double most = 0;

@@ -89,6 +89,7 @@ StepProver::Line StepProver::line_of(const Corners& corners, const Found& plan) 
   for (size_t k = 1; k <= knots; ++k)
     line.forward[k] = value(k) - value(0), line.backward[k] = value(knots + k) - value(0);
   line.link = value(2 * knots + 1) - value(0), line.averages = value(2 * knots + 2) - value(0);
+  line.reductions = value(2 * knots + 3) - value(0);
   return line;
 }
 
@@ -101,15 +102,17 @@ double StepProver::at(const Line& line, const StepShares& shares) const {
     return values[k - 1] + part * (values[k] - values[k - 1]);
   };
   return line.constant + between(line.forward, shares.forward) + between(line.backward, shares.backward) +
-         line.link * share(shares.link) + line.averages * share(shares.averages);
+         line.link * share(shares.link) + line.averages * share(shares.averages) +
+         line.reductions * share(shares.reductions);
 }
 
 std::pair<StepShares, double> StepProver::best_shares(const std::vector<Line>& lines) const {
   StepShares best;
   double highest = -1;
   const auto consider = [&](const StepShares& shares) {
-    if (std::min({shares.forward, shares.backward, shares.link, shares.averages}) < 0 ||
-        std::max(shares.forward, shares.backward + shares.link + shares.averages) > kWhole)
+    if (std::min({shares.forward, shares.backward, shares.link, shares.averages, shares.reductions}) < 0 ||
+        std::max(shares.forward, shares.backward + shares.link + shares.averages + shares.reductions) >
+            kWhole)
       return false;
     double lowest = std::numeric_limits<double>::infinity();
     for (const Line& line : lines) lowest = std::min(lowest, at(line, shares));
@@ -121,13 +124,16 @@ std::pair<StepShares, double> StepProver::best_shares(const std::vector<Line>& l
   const auto some = [&](double Line::* form) {
     return std::any_of(lines.begin(), lines.end(), [&](const Line& l) { return l.*form > 0; }) ? 1 : 0;
   };
-  const int64_t link = some(&Line::link), averages = some(&Line::averages);
-  const int64_t steps = link + averages == 0 ? 16 : 16 >> (link + averages);
+  const int64_t link = some(&Line::link), averages = some(&Line::averages),
+                reductions = some(&Line::reductions);
+  const int64_t steps = 16 >> (link + averages + reductions);
   for (int64_t f = 0; f <= steps; ++f)
     for (int64_t b = 0; b <= steps; ++b)
       for (int64_t l = 0; l <= link * (steps - b); ++l)
         for (int64_t a = 0; a <= averages * (steps - b - l); ++a)
-          consider({f * kWhole / steps, b * kWhole / steps, l * kWhole / steps, a * kWhole / steps});
+          for (int64_t r = 0; r <= reductions * (steps - b - l - a); ++r)
+            consider({f * kWhole / steps, b * kWhole / steps, l * kWhole / steps, a * kWhole / steps,
+                      r * kWhole / steps});
   for (int64_t step = kWhole / steps / 2; step > 0;) {
     const StepShares center = best;
     bool higher = false;
@@ -135,8 +141,10 @@ std::pair<StepShares, double> StepProver::best_shares(const std::vector<Line>& l
       for (int64_t b = -1; b <= 1; ++b)
         for (int64_t l = -link; l <= link; ++l)
           for (int64_t a = -averages; a <= averages; ++a)
-            higher |= consider({center.forward + f * step, center.backward + b * step, center.link + l * step,
-                                center.averages + a * step});
+            for (int64_t r = -reductions; r <= reductions; ++r)
+              higher |=
+                  consider({center.forward + f * step, center.backward + b * step, center.link + l * step,
+                            center.averages + a * step, center.reductions + r * step});
     if (!higher) step /= 2;
   }
   return {best, highest};
@@ -274,7 +282,7 @@ StepProver::Range StepProver::bounded(GatherRange gather, BatchSizes sizes, cons
       add({0, 0});
       for (size_t k = 1; k < knots_.size(); ++k) add({knots_[k], 0});
       for (size_t k = 1; k < knots_.size(); ++k) add({0, knots_[k]});
-      add({0, 0, kWhole}), add({0, 0, 0, kWhole});
+      add({0, 0, kWhole}), add({0, 0, 0, kWhole}), add({0, 0, 0, 0, kWhole});
       if (problem_.batches.empty()) range.sizes.most = std::min(range.sizes.most, corners[0].most_batch);
     }
     std::vector<Found> near{found_of(found)};

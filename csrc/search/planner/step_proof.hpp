@@ -72,7 +72,7 @@ class StepProver {
   static constexpr size_t kMostKnots = 4;
   using AtKnots = std::array<double, kMostKnots>;
   struct Line {
-    double constant = 0, link = 0, averages = 0;
+    double constant = 0, link = 0, averages = 0, reductions = 0;
     AtKnots forward{}, backward{};
   };
   struct PlanBound {  // its line, and what each entry of a range's pairs adds at the whole
@@ -81,8 +81,8 @@ class StepProver {
     std::vector<Line> pairs;
     Line with(const std::vector<PairWeight>& weights) const;
   };
-  // Costs without shares, with each of forward's alone, each of backward's, and the whole of the link form
-  // and of that of averages.
+  // Costs without shares, with each of forward's alone, each of backward's, and the whole of the forms of the
+  // link, of averages and of reductions.
   using Corners = std::vector<EquivalenceClasses>;
 
   // Bounds the plans with a budget and a batch in these ranges, beginning with the shares, weights and bound

@@ -57,12 +57,12 @@ struct Device {
   HostMemory host;
 };
 
-// Shares of the compute form in the bounds of forward and of backward, and of the link form and that of
-// averages in that of backward, in 1024ths; the rest is that of the lane form. Note [Step bound] in
-// problem/step_bound.hpp.
+// Shares of the compute form in the bounds of forward and of backward, and of the forms of the link, of
+// averages and of reductions in that of backward, in 1024ths; the rest is that of the lane form. Note [Step
+// bound] in problem/step_bound.hpp.
 struct StepShares {
   static constexpr int64_t kWhole = 1024;
-  int64_t forward = kWhole, backward = kWhole, link = 0, averages = 0;
+  int64_t forward = kWhole, backward = kWhole, link = 0, averages = 0, reductions = 0;
   bool operator==(const StepShares&) const = default;
 };
 

@@ -54,54 +54,76 @@ class Links {
 
 // The bound's weights of one half of a micro-batch, forward or backward.
 struct Half {
-  double x = 0, lane = 1, link = 0, averages = 0;  // shares of the compute form and of the others
-  double stolen = 0;                               // of computation, per second of transfer, at most 1
-  double takes = 0;                                // the same, which may be more
-  bool latencies = true;                           // in the lane form
-  bool reductions_in_lane = true;                  // reductions count in the lane form,
-  bool reductions_steal = true;                    // in the compute form,
-  bool averages_steal = true;                      // and averages between hosts
+  // Shares of the compute form and of the others.
+  double x = 0, lane = 1, link = 0, averages = 0, reductions = 0;
+  double stolen = 0;  // of computation, per second of transfer, at most 1
+  double takes = 0;   // the same, which may be more
+  // Parts of x of which the main lane's and other lanes' transfers count, while nothing computes.
+  double alone_part = 1, averages_part = 1, others_part = 0;
+  bool latencies = true;           // in the lane form
+  bool reductions_in_lane = true;  // reductions count in the lane form,
+  bool reductions_steal = true;    // in the compute form,
+  bool averages_steal = true;      // and averages between hosts
   bool every_latency = false;
-  bool one_host = true;          // whose link form is that of reductions
-  int other_lanes = 0;           // on which transfers may run beside a gather
-  bool averages_beside = false;  // averages may run beside the last reduction, and steal
-  double of(const Transfer& t, bool in_lane = true, bool steals = true) const {
-    return least(t,
-                 (in_lane ? lane : 0) * (t.busy_s + t.more_s() + (latencies ? t.latency_s : 0)) +
-                     link * (t.between_hosts ? t.busy_s : 0),
-                 steals);
-  }
-  double of_reduction(const Transfer& t) const {
-    if (!one_host) return of(t, reductions_in_lane, reductions_steal);
-    return least(
-        t, lane * (t.busy_s + t.more_s() + (latencies ? t.latency_s : 0)) + link * (t.alone_s() + t.more_s()),
-        reductions_steal);
-  }
+  bool one_host = true;  // of which all reductions are on one lane
+  int other_lanes = 0;   // on which transfers may run beside a gather
+
+  // What a transfer counts: alone but for its part of x, and in computation.
+  struct Counted {
+    double alone = 0, part = 1, beside = 0;
+  };
   // Beside computation or alone, whichever is less.
-  double least(const Transfer& t, double in_lanes, bool steals) const {
-    const double taken = steals ? stolen * (t.busy_s + (every_latency ? t.latency_s : 0)) : 0;
-    return std::min(t.alone_s(), x * taken + in_lanes);
+  double least(const Transfer& t, const Counted& c) const {
+    return std::min(x * c.part * t.alone_s() + c.alone, c.beside);
   }
-  double of_average(const Transfer& t) const {
-    return least(t, link * t.busy_s + averages * t.alone_s(), averages_steal);
+  double taken(const Transfer& t) const {
+    return x * stolen * (t.busy_s + (every_latency ? t.latency_s : 0));
   }
-  // What a transfer adds by running alone to what is `counted` of it.
-  double alone(const Transfer& t, double counted, bool steals = true) const {
+  Counted gather(const Transfer& t) const {
+    const double in_lanes = lane * in_lane(t) + in_link(t, link);
+    return {in_lanes, alone_part, in_lanes + lane * t.more_s() + taken(t)};
+  }
+  Counted reduction(const Transfer& t) const {
+    const double on_lane = reductions_in_lane ? lane : 0;
+    const double in_lanes = on_lane * in_lane(t) + in_link(t, link) +
+                            (one_host ? reductions * t.alone_s() : in_link(t, reductions));
+    const double delayed = on_lane + (one_host ? reductions : 0);
+    return {in_lanes, alone_part, in_lanes + delayed * t.more_s() + (reductions_steal ? taken(t) : 0)};
+  }
+  Counted average(const Transfer& t) const {
+    const double in_lanes = (link + reductions) * t.busy_s + averages * t.alone_s();
+    return {in_lanes, averages_part, in_lanes + averages * t.more_s() + (averages_steal ? taken(t) : 0)};
+  }
+  double of(const Transfer& t) const { return least(t, gather(t)); }
+  double of_reduction(const Transfer& t) const { return least(t, reduction(t)); }
+  double of_average(const Transfer& t) const { return least(t, average(t)); }
+  // Sums over parts of a gather, of which some are latencies: at least what it counts.
+  double at_most(const Transfer& t) const {
+    const Transfer busy{t.busy_s, 0, t.between_hosts, t.more_busy_s};
+    const Counted c = gather(t), of_busy = gather(busy);
+    const double alone = x * of_busy.part * busy.alone_s() + of_busy.alone;
+    return alone * (1 - 1e-9) <= of_busy.beside ? x * c.part * t.alone_s() + c.alone : c.beside;
+  }
+  double whole(const Transfer& t) const { return x * t.alone_s() + gather(t).alone; }
+  // What a transfer adds, by running alone while no other lane transfers, to what is counted of it.
+  double alone(const Transfer& t, const Counted& c, bool steals = true) const {
     const double in_compute_form = x * (t.alone_s() + t.more_s() - (steals ? takes : 0) * t.busy_s);
-    return std::max(0.0, std::min(t.alone_s() - counted, in_compute_form));
+    return std::max(0.0, std::min(x * t.alone_s() + c.alone - least(t, c), in_compute_form));
   }
-  double alone(const Transfer& gather) const { return alone(gather, of(gather)); }
-  double reduced_alone(const Transfer& t) const { return alone(t, of_reduction(t), reductions_steal); }
-  double averaged_alone(const Transfer& t) const { return alone(t, of_average(t), averages_steal); }
+  double alone(const Transfer& t) const { return alone(t, gather(t)); }
+  double reduced_alone(const Transfer& t) const { return alone(t, reduction(t), reductions_steal); }
+  double averaged_alone(const Transfer& t) const { return alone(t, average(t), averages_steal); }
   // What a gather adds for which computation waits from its begin to its end. Other lanes may transfer
-  // meanwhile, and steal nothing.
-  double exposed(const Transfer& t) const {
-    return std::max(0.0, alone(t) - other_lanes * x * stolen * t.alone_s());
-  }
-  // The same of the last reduction, beside which averages of others may run that count as stealing.
+  // meanwhile.
+  double exposed(const Transfer& t) const { return std::max(0.0, alone(t) - x * others_part * t.alone_s()); }
+  // The same of the last reduction, beside which averages of others may run.
   double last_reduction(const Transfer& t) const {
-    return std::max(0.0, reduced_alone(t) - (averages_beside ? x * stolen * t.alone_s() : 0));
+    return std::max(0.0, reduced_alone(t) - (one_host ? 0 : x * averages_part * t.alone_s()));
   }
+
+ private:
+  double in_lane(const Transfer& t) const { return t.busy_s + (latencies ? t.latency_s : 0); }
+  static double in_link(const Transfer& t, double share) { return t.between_hosts ? share * t.busy_s : 0; }
 };
 
 // Whether its slices, if it has any, are gathered before anything else computes, and reduced after all else.
@@ -119,7 +141,8 @@ struct Halves {
     backward.x = static_cast<double>(space.shares->backward) / whole;
     backward.link = static_cast<double>(space.shares->link) / whole;
     backward.averages = static_cast<double>(space.shares->averages) / whole;
-    for (Half* h : {&forward, &backward}) h->lane = 1 - h->x - h->link - h->averages;
+    backward.reductions = static_cast<double>(space.shares->reductions) / whole;
+    for (Half* h : {&forward, &backward}) h->lane = 1 - h->x - h->link - h->averages - h->reductions;
     const bool one_link = device.hosts == 1, both_steal = one_link || 2 * device.stolen <= 1;
     for (Half* h : {&forward, &backward}) {
       h->takes = device.stolen;
@@ -127,13 +150,21 @@ struct Halves {
       h->averages_steal = both_steal;
       h->one_host = one_link;
       h->every_latency = space.every_latency;
-      h->averages_beside = !one_link && both_steal;
-      if (h == &backward) h->other_lanes = (one_link ? 0 : 1) + (space.separate_reductions ? 1 : 0);
       if (!space.separate_reductions) continue;
       h->reductions_steal = both_steal;
       h->reductions_in_lane = one_link;
       h->latencies = !one_link;
     }
+    backward.other_lanes = (one_link ? 0 : 1) + (space.separate_reductions ? 1 : 0);
+    if (!one_link) {  // what both lanes steal of the compute form, and the rest by the shares of their forms
+      const double averages_steal = both_steal ? backward.stolen : 0;
+      const double others = 1 - backward.x;
+      const double left = 1 - backward.stolen - averages_steal;
+      backward.averages_part = averages_steal + (others > 0 ? left * backward.averages / others : 0);
+      backward.alone_part = 1 - backward.averages_part;
+      backward.others_part = backward.averages_part;
+    }
+    if (space.separate_reductions) backward.others_part += backward.stolen;
   }
 };
 
@@ -241,7 +272,7 @@ class OptionBound {
  private:
   double saved_in(Mode mode, int64_t bytes, int64_t latencies, bool waits) const {
     const Transfer t = links_.gathers(bytes, latencies, mode);
-    const auto in = [&](const Half& h) { return h.of(t) + (waits ? h.exposed(t) : 0); };
+    const auto in = [&](const Half& h) { return waits ? h.whole(t) : h.at_most(t); };
     const double backward = in(halves_.backward);
     return at_.saved_in_forward ? std::max(backward, in(halves_.forward)) : backward;
   }
@@ -293,7 +324,7 @@ class OptionBound {
              b.averaged_alone(average) + b.lane * average.alone_s();
     }
     if (at_.last && traits(mode).inside_hosts)
-      sum += (b.averages + (space_.separate_reductions ? 0 : b.link)) * reduce.alone_s();
+      sum += (b.averages + (space_.separate_reductions ? 0 : b.link + b.reductions)) * reduce.alone_s();
     return sum;
   }
 
@@ -385,7 +416,7 @@ class OptionBound {
     const auto [forward, backward, again] = least_computation();
     const Half &f = halves_.forward, &b = halves_.backward;
     const auto slices = static_cast<double>(c.granularity);
-    return (f.lane * forward + (b.one_host ? b.link * backward : 0)) / slices + b.averages * backward;
+    return (f.lane * forward + b.reductions * backward) / slices + b.averages * backward;
   }
 
   // In the lane form: while slices are computed of which no two fit, the lane has nothing to transfer. But

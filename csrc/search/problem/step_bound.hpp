@@ -41,17 +41,22 @@
 //   link        All transfers between hosts share a link, whatever their lanes. So backward also takes at
 //               least their sum, without latencies (link form), and
 //                 at least x (C + s L) + z (transfers between hosts) + (1 - x - z) (L + A).
-//               On one host the link form is that of reductions, with latencies: none begins before the
-//               backward of the last operator, or of its first slice, which counts, too.
+//   reductions  None begins before the backward of the last operator, or of its first slice. So backward
+//               takes at least that and all reductions, with a share of its own (form of reductions): on one
+//               host with latencies, since they are one lane; on several hosts those between hosts, averages
+//               among them, without, since they share the link.
 //   averages    Averages between hosts are one lane, so backward takes at least all of them, with latencies;
 //               none begins before the backward of the last operator and, if that is sharded inside hosts,
 //               its reduction, which count, too (form of averages, with a share of its own). Where all else
 //               is on one lane, nothing is transferred between hosts beside that reduction, which counts in
-//               the link form. The average of the model's first operator begins after all else on the main
-//               lane, and counts in the lane form.
-//   delays      Beside computation a transfer takes longer (Device::delay). Where one lane at most transfers
-//               at a time (delays_count), one of t s alone and d s beside computation counts at least
+//               the forms of the link and of reductions. The average of the model's first operator begins
+//               after all else on the main lane, and counts in the lane form.
+//   delays      Beside computation a transfer takes longer (Device::delay). One of t s alone and d s beside
+//               computation counts at least
 //                 min(t, x s t + (1 - x) d):  alone, or while computation goes on.
+//               Where averages have their own lane, both may transfer while nothing computes: then of x they
+//               count a part each, what it steals at least, and of the rest averages as much as their form
+//               has of 1 - x. With separate reductions delays are left out (delays_count).
 //   last        The last operator, or its last slice, is computed after all gathers of forward, which counts
 //               in the lane form.
 // Everything is rounded down: each time is less than the exact one by 1e-12 of it and 4 ps per collective,
@@ -94,9 +99,7 @@ double pair_bound_ps(const Operator& later, const Request& request, Recompute re
                      int64_t batch);
 
 // Whether the bound counts that transfers take longer beside computation.
-inline bool delays_count(const Device& device, const Space& space) {
-  return device.hosts == 1 && !space.separate_reductions;
-}
+inline bool delays_count(const Device& device, const Space& space) { return !space.separate_reductions; }
 
 // The computation of a micro-batch in the bound, less the shifts of all operators.
 Linear step_bound_compute(const Model& model, const Request& request);

@@ -168,11 +168,13 @@ void validate(const Space& space) {
   within(space.stage.micro_batches, 0, kMostAccumulation, "a stage's micro-batches");
   if (space.shares) {
     within(space.shares->forward, 0, StepShares::kWhole, "the bound's share of forward");
-    within(space.shares->backward, 0, StepShares::kWhole, "the bound's share of backward");
-    within(space.shares->link, 0, StepShares::kWhole - space.shares->backward,
-           "the bound's share of the link between hosts");
-    within(space.shares->averages, 0, StepShares::kWhole - space.shares->backward - space.shares->link,
-           "the bound's share of averages between hosts");
+    const auto& [forward, backward, link, averages, reductions] = *space.shares;
+    int64_t left = StepShares::kWhole;  // for backward's forms
+    const auto share = [&](int64_t of, const char* what) { within(of, 0, left, what), left -= of; };
+    share(backward, "the bound's share of backward");
+    share(link, "the bound's share of the link between hosts");
+    share(averages, "the bound's share of averages between hosts");
+    share(reductions, "the bound's share of reductions");
   }
   for (const PairWeight& pair : space.pairs) {
     within(pair.earlier_bytes, 0, kMostBytes, "a pair's earlier unit in bytes");

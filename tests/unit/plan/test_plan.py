@@ -75,7 +75,7 @@ def full_plan(description: ModelDescription) -> Plan:
         ),
         predicted=predicted,
         certificate=Certificate(
-            10**12, 10**12, 10**11, 5, 6, 7, 8, (BatchProof(2, 2, 2, (PhasePrice(3, 1),)),), 3
+            10**12, 10**12, 10**11, 5, 6, 7, 8, 9, (BatchProof(2, 2, 2, (PhasePrice(3, 1),)),), 3
         ),
     )
 

@@ -183,6 +183,7 @@ PROOFS = (
     "certificate.backward_share",
     "certificate.link_share",
     "certificate.averages_share",
+    "certificate.reductions_share",
     "certificate.batches[].least_batch",
     "certificate.batches[].most_batch",
     "certificate.batches[].accumulation",

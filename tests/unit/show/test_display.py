@@ -33,7 +33,7 @@ def predicted(plan: Plan) -> Plan:
         name: OperatorPrediction(2**20, 2**10, 0, 0.001, 0.002, "memory is short") for name in plan.choices
     }
     prediction = Prediction(0.25, 128.0, 3 * 2**30, 0.1, 0.2, 0.01, operators)
-    certificate = Certificate(10**12, 10**12, 10**12, 1024, 1024, 0, 0, (), 1)
+    certificate = Certificate(10**12, 10**12, 10**12, 1024, 1024, 0, 0, 0, (), 1)
     return dataclasses.replace(
         plan, predicted=prediction, certificate=certificate, memory_limit_bytes=4 * 2**30, world_size=8
     )
@@ -153,7 +153,7 @@ def test_a_plan_made_by_hand_explains_itself_without_a_prediction(description: M
 
 def test_a_gap_is_told_where_optimality_is_not_proven(description: ModelDescription) -> None:
     plan = predicted(Plan.uniform(description))
-    certificate = Certificate(1000, 990, 980, 0, 0, 0, 0, (), 1)
+    certificate = Certificate(1000, 990, 980, 0, 0, 0, 0, 0, (), 1)
     shown = " ".join(str(dataclasses.replace(plan, certificate=certificate)).split())
     assert "more than 1.00% faster" in shown
 

@@ -4,6 +4,7 @@
 
 #include <ATen/SavedTensorHooks.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/AutogradState.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -25,15 +26,26 @@ using torch::autograd::SavedVariable;
 
 // The exception that ends a second forward: of a class that nn.Module's call runs its hooks for.
 PyObject* everything_saved = nullptr;
-// torch._C._get_graph_exec_group, where this torch has it.
-PyObject* get_graph_exec_group = nullptr;
+// torch._C._dynamo.eval_frame.set_eval_frame
+PyObject* set_eval_frame = nullptr;
 
-py::object graph_exec_group() {
-  if (!get_graph_exec_group) return {};
-  auto group = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(get_graph_exec_group));
-  if (!group) throw py::error_already_set();
-  return group.is_none() ? py::object() : group;
-}
+// Dynamo compiles nothing on this thread while this exists: what the first forward has compiled is compiled
+// already, and only the same graphs save the same tensors.
+class WithoutDynamo {
+ public:
+  WithoutDynamo() : before_(py::reinterpret_steal<py::object>(PyObject_CallOneArg(set_eval_frame, Py_None))) {
+    if (!before_) throw py::error_already_set();
+  }
+  WithoutDynamo(const WithoutDynamo&) = delete;
+  WithoutDynamo& operator=(const WithoutDynamo&) = delete;
+  ~WithoutDynamo() {
+    const py::error_scope pending;
+    Py_XDECREF(PyObject_CallOneArg(set_eval_frame, before_.ptr()));
+  }
+
+ private:
+  py::object before_;
+};
 
 // A call and what its second forwards need. The hooks and the places hold it, so it lives as long as
 // autograd's nodes do that saved something in it.
@@ -121,7 +133,8 @@ struct Backward {
 };
 Backward backward_that_asks() {
   static int64_t last = -1;
-  if (const py::object group = graph_exec_group()) {
+  if (const auto& entered = c10::AutogradState::get_tls_state().get_graph_exec_group()) {
+    const auto group = py::reinterpret_borrow<py::object>(entered->ptr(getPyInterpreter()));
     if (!py::hasattr(group, "_osdp_backward")) group.attr("_osdp_backward") = --last;
     return {group.attr("_osdp_backward").cast<int64_t>(), false};
   }
@@ -152,6 +165,7 @@ void run_second_forward(Call& call, RecomputedCall::SecondForward& second) {
   {
     const Hooks hooks(kSaveAgain, kReadAgain, owned<Second>(call.shared_from_this(), second));
     const at::AutoGradMode grad(true);
+    const WithoutDynamo eager;
     const auto result =
         py::reinterpret_steal<py::object>(PyObject_CallOneArg(call.again.ptr(), arguments.ptr()));
     if (!result) {
@@ -208,9 +222,8 @@ py::object call_recomputed(std::string name, const py::object& forward, py::obje
 void bind_recomputed_call(pybind11::module_& m) {
   using namespace osdp::bindings;
   everything_saved = PyErr_NewException("osdp._C.EverythingSaved", PyExc_Exception, nullptr);
-  get_graph_exec_group =
-      PyObject_GetAttrString(py::module_::import("torch._C").ptr(), "_get_graph_exec_group");
-  if (!get_graph_exec_group) PyErr_Clear();
+  set_eval_frame =
+      py::object(py::module_::import("torch._C._dynamo.eval_frame").attr("set_eval_frame")).release().ptr();
   m.def(
       "call_recomputed", &call_recomputed, py::arg("name"), py::arg("forward"), py::arg("again"),
       py::arg("args"), py::arg("kwargs"),

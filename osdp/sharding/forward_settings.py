@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch.utils._device import DeviceContext
 
-_set_eval_frame: Any = torch._C._dynamo.eval_frame.set_eval_frame
-
 
 class ForwardSettings:
     """Autocast, on the CPU and on `device_type`, and the innermost `with torch.device(...)`: as they are when it is made."""
@@ -23,20 +21,16 @@ class ForwardSettings:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """They are as they were, and dynamo compiles nothing: what the other forward has compiled stays so."""
-        compiling = _set_eval_frame(None)
-        try:
-            with ExitStack() as stack:
-                for kind, before in self.autocast.items():
-                    # Where it is on, entering it again also ends the life of the casts that it caches.
-                    if before[0] or _autocast(kind) != before:
-                        enabled, dtype, cache = before
-                        stack.enter_context(torch.amp.autocast(kind, dtype, enabled, cache))
-                if self.device is not None:
-                    stack.enter_context(self.device)
-                yield
-        finally:
-            _set_eval_frame(compiling)
+        """They are as they were."""
+        with ExitStack() as stack:
+            for kind, before in self.autocast.items():
+                # Where it is on, entering it again also ends the life of the casts that it caches.
+                if before[0] or _autocast(kind) != before:
+                    enabled, dtype, cache = before
+                    stack.enter_context(torch.amp.autocast(kind, dtype, enabled, cache))
+            if self.device is not None:
+                stack.enter_context(self.device)
+            yield
 
 
 def _autocast(kind: str) -> tuple[bool, torch.dtype, bool]:

@@ -152,9 +152,10 @@ void check_unequal_backwards() {
 }
 
 // Of twelve equal operators on two hosts, in their only plan: the bound with these shares is within a
-// twentieth of the step. `forward_s`, `backward_s`: computation of one, and of the last one's backward.
+// twentieth of the step. `forward_s`, `backward_s`: computation of one, and of the last one's backward. With
+// a latency they share a bucket.
 void check_two_hosts(Mode mode, double forward_s, double backward_s, double last_s, const Collective& delay,
-                     StepShares shares) {
+                     StepShares shares, double latency_s = 0) {
   Model model;
   for (int n = 0; n < 12; ++n) {
     Operator& op = model.operators.emplace_back(in_slices("product"));
@@ -165,6 +166,8 @@ void check_two_hosts(Mode mode, double forward_s, double backward_s, double last
   request.device.hosts = 2, request.device.between_hosts = request.device.all_gather;
   request.device.delay = delay;
   request.space.modes = {mode}, request.space.granularities.clear(), request.space.bucket_bytes = 1;
+  request.device.all_reduce.alpha_s = latency_s;
+  if (latency_s > 0) request.space.bucket_bytes = 12 * (int64_t{64} << 16);
   Manner how = manner(model);
   how.stolen_permille = 0, how.delay = delay;
   const Planner planner(model, request, how);
@@ -191,6 +194,9 @@ int main(int argc, char** argv) {
   check_two_hosts(Mode::FullShard, 1.5 * gather_s, 3 * gather_s, 3 * gather_s, {0, 1e-7}, {512, 512});
   // All reductions come after the last operator's backward, and nothing is computed beside them.
   check_two_hosts(Mode::NoShard, 1, 0, 20, {}, {1024, 0, 0, 0, 1024});
+  // Longer beside computation, reductions count as alone: those that share a bucket, each its part of the
+  // latency.
+  check_two_hosts(Mode::NoShard, 1e-3, 1e-3, 1e-3, {0, 1e-4}, {171, 791}, 100);
   Worst worst;
   for (int n = 0; n < 6000 && failures == 0; ++n) check_problem(dice, worst);
   if (argc == 1) CHECK(worst.tight > worst.plans / 50);  // enough of them that the bound is sharp

@@ -170,11 +170,18 @@ class Bound {
 
   // --- options
 
+  // Others that share the latency may count their parts of it as alone, if delays are longer.
+  Seconds at_an_end(const Seconds& whole, double part) const {
+    const bool delayed = !request_.space.separate_reductions && slower(whole) > 0;
+    return delayed ? whole.with_waiting(part) : whole;
+  }
+
   double replicated() const {
     const Seconds whole = links_.all_reduce(sent_);
     const double of_bucket =
         std::min(1.0, static_cast<double>(trained_) / static_cast<double>(request_.space.bucket_bytes));
-    return in_backward(Kind::Reduction, whole.with_waiting(of_bucket)) + (at_.first ? last(whole) : 0);
+    return in_backward(Kind::Reduction, whole.with_waiting(of_bucket)) +
+           (at_.first ? last(at_an_end(whole, of_bucket)) : 0);
   }
 
   double sharded(Mode mode) const {
@@ -193,7 +200,8 @@ class Bound {
     }
     if (traits(mode).on_host) seconds += copy_in_forward(mode) + copy_of_gradient(mode);
     if (at_.first)
-      seconds += gathered_alone(gathered) + last(reduced) + in_backward_alone(Kind::Average, averaged) +
+      seconds += gathered_alone(at_an_end(gathered, unit)) + last(at_an_end(reduced, unit)) +
+                 in_backward_alone(Kind::Average, at_an_end(averaged, unit)) +
                  backward().lane() * averaged.seconds();
     // Averages begin after the last operator's reduction, beside which a lane with all else transfers
     // nothing.

@@ -255,7 +255,7 @@ class OptionBound {
     if (at_.lets_slice_bytes == 0) return 0;
     const Transfer t = links_.gather(at_.lets_slice_bytes, Mode::FullShard);
     const Half& b = halves_.backward;
-    return b.of(t) + (space_.gather.most < kLargestSum ? b.exposed(t) : 0);
+    return space_.gather.most < kLargestSum ? b.whole(t) : b.of(t);
   }
   double end_saved(const Candidate& c) const {
     const bool replicated = c.granularity == 1 && !traits(c.mode).sharded;
@@ -294,6 +294,12 @@ class OptionBound {
     return t;
   }
 
+  // Of a transfer that nothing runs beside. Where others of its unit may count their parts of the latency as
+  // alone, too, since delays are longer, each has its part.
+  static const Transfer& ending(const Transfer& whole, const Transfer& part) {
+    return whole.more_s() > 0 ? part : whole;
+  }
+
   double replicated() const {
     const Transfer all = links_.all_reduce(sent_);
     Transfer in_bucket = all;
@@ -301,7 +307,7 @@ class OptionBound {
         std::min(1.0, static_cast<double>(trained_) / static_cast<double>(space_.bucket_bytes));
     in_bucket.latency_s *= part, in_bucket.more_latency_s *= part;
     const Half& b = halves_.backward;
-    return b.of_reduction(in_bucket) + (at_.first ? b.last_reduction(all) : 0);
+    return b.of_reduction(in_bucket) + (at_.first ? b.last_reduction(ending(all, in_bucket)) : 0);
   }
 
   double sharded(Mode mode) const {
@@ -320,8 +326,9 @@ class OptionBound {
     if (at_.first) {
       // Where others of its unit may count what they wait for, each has its part of the latency.
       const bool others_wait = space_.gather.most < kLargestSum;
-      sum += f.alone(others_wait ? in_unit(gather) : gather) + b.last_reduction(reduce) +
-             b.averaged_alone(average) + b.lane * average.alone_s();
+      sum += f.alone(others_wait ? in_unit(gather) : ending(gather, in_unit(gather))) +
+             b.last_reduction(ending(reduce, in_unit(reduce))) +
+             b.averaged_alone(ending(average, in_unit(average))) + b.lane * average.alone_s();
     }
     if (at_.last && traits(mode).inside_hosts)
       sum += (b.averages + (space_.separate_reductions ? 0 : b.link + b.reductions)) * reduce.alone_s();
@@ -357,7 +364,11 @@ class OptionBound {
       return links_.gather(parts.bytes(weight.compute_bytes(), part), Mode::FullShard);
     };
     const auto reduce_of = [&](int64_t part) { return links_.reduce(sent(part), Mode::FullShard); };
-    const Transfer gather = gather_of(parts.small), reduce = reduce_of(parts.small);  // the shortest
+    // What each slice waits for at least: with delays a longer one may wait for less.
+    const auto least_exposed = [&](const Half& h) {
+      return std::min(h.exposed(gather_of(parts.small)), h.exposed(gather_of(parts.large)));
+    };
+    const double f_waits = least_exposed(f), b_waits = least_exposed(b);
     const bool again = recompute_ != Recompute::None;
     // Every call acquires all slices in forward and makes their gradients; look-ups acquire none in backward.
     const auto calls = static_cast<double>(at_.slice_calls);
@@ -369,14 +380,17 @@ class OptionBound {
     });
     const int64_t slice = parts.bytes(weight.compute_bytes(), parts.small);
     const bool stays = again && products > 0 && at_.recomputed_last;  // the slice that backward begins with
-    if (stays) sum -= b.of(gather_of(parts.large)) + (waited_for(slice) ? b.exposed(gather) : 0);
+    if (stays) sum -= b.of(gather_of(parts.large)) + (waited_for(slice) ? b_waits : 0);
     // Slices that do not fit beside each other are gathered one by one, each after the reduction of the one
     // before it.
     if (waited_for(2 * slice)) {
       const double waits = waited_for(slice) ? slices : slices - 1;
-      sum += waits *
-             (f.exposed(gather) * (calls - (looked_up_first(op_) ? 1 : 0)) + b.exposed(gather) * backwards);
-      if (b.other_lanes == 0) sum += (slices - 1) * b.reduced_alone(reduce) * products;
+      sum += waits * (f_waits * (calls - (looked_up_first(op_) ? 1 : 0)) + b_waits * backwards);
+      if (b.other_lanes == 0) {
+        const double alone =
+            std::min(b.reduced_alone(reduce_of(parts.small)), b.reduced_alone(reduce_of(parts.large)));
+        sum += (slices - 1) * alone * products;
+      }
       if (at_.slice_calls == 1 && op_.look_ups == 0) sum += idle_lane(c);
     }
     int64_t others = 0;

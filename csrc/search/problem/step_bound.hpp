@@ -57,6 +57,8 @@
 //               Where averages have their own lane, both may transfer while nothing computes: then of x they
 //               count a part each, what it steals at least, and of the rest averages as much as their form
 //               has of 1 - x. With separate reductions delays are left out (delays_count).
+//               With them, what runs alone has its part of a latency that others share, since they may count
+//               as alone, too.
 //   last        The last operator, or its last slice, is computed after all gathers of forward, which counts
 //               in the lane form.
 // Everything is rounded down: each time is less than the exact one by 1e-12 of it and 4 ps per collective,

@@ -88,13 +88,16 @@ class Bound {
   double averages_share() const { return static_cast<double>(request_.space.shares->averages) / 1024; }
   double reductions_share() const { return static_cast<double>(request_.space.shares->reductions) / 1024; }
   double stolen() const { return std::min(1.0, device_.stolen); }
-  // Two links that transfer at the same time steal no more than all.
-  bool two_may_steal() const { return !several_hosts() || 2 * device_.stolen <= 1; }
-
-  bool steals(Kind kind) const {
+  // What counts as stolen of computation. Transfers on two links at the same time steal no more than all.
+  double steals(Kind kind) const {
     const bool own_lane =
         kind == Kind::Average || (kind == Kind::Reduction && request_.space.separate_reductions);
-    return !own_lane || two_may_steal();
+    if (!own_lane || !several_hosts()) return stolen();
+    const double rest = std::min(stolen(), 1 - stolen()),
+                 s_per_byte =
+                     std::max(device_.all_gather.beta_s_per_byte, device_.between_hosts.beta_s_per_byte);
+    // The rest counts for long delays instead.
+    return rest < stolen() && device_.delay.beta_s_per_byte > rest * s_per_byte ? 0 : rest;
   }
   bool in_lane(Kind kind) const {
     if (kind == Kind::Average) return false;
@@ -133,7 +136,7 @@ class Bound {
   // they steal, and of what neither lane steals as much as their form has of the other shares.
   double part_of_averages(const Shares& w) const {
     if (!several_hosts()) return 0;
-    const double steal = two_may_steal() ? stolen() : 0, others = 1 - w.x;
+    const double steal = steals(Kind::Average), others = 1 - w.x;
     return others > 0 ? steal + (1 - stolen() - steal) * w.a / others : steal;
   }
   double part_alone(const Shares& w, Kind kind, bool in_backward) const {
@@ -147,14 +150,15 @@ class Bound {
     return w.x * part_alone(w, kind, in_backward) * t.seconds() + in_lanes(w, kind, t);
   }
   double counted_beside(const Shares& w, Kind kind, const Seconds& t) const {
-    return w.x * (steals(kind) ? stolen() * t.busy_s : 0) + in_lanes(w, kind, t) + longer(w, kind, t);
+    return w.x * steals(kind) * t.busy_s + in_lanes(w, kind, t) + longer(w, kind, t);
   }
   double in_forward(const Seconds& t) const { return weighed(forward(), Kind::Gather, t, false); }
   double in_backward(Kind kind, const Seconds& t) const { return weighed(backward(), kind, t, true); }
   // More than what is counted, for what no computation and no other lane runs beside.
   double alone(const Shares& w, Kind kind, const Seconds& t, double counted) const {
     const double slow = request_.space.separate_reductions ? 0 : slower(t);
-    const double in_compute_form = t.seconds() + slow - (steals(kind) ? device_.stolen * t.busy_s : 0);
+    const double taken = steals(kind) < stolen() ? steals(kind) : device_.stolen;
+    const double in_compute_form = t.seconds() + slow - taken * t.busy_s;
     const double in_all = w.x * t.seconds() + in_lanes(w, kind, t) - counted;
     return std::max(0.0, std::min(in_all, w.x * in_compute_form));
   }

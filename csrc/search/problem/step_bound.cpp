@@ -62,8 +62,8 @@ struct Half {
   double alone_part = 1, averages_part = 1, others_part = 0;
   bool latencies = true;           // in the lane form
   bool reductions_in_lane = true;  // reductions count in the lane form,
-  bool reductions_steal = true;    // in the compute form,
-  bool averages_steal = true;      // and averages between hosts
+  // What counts as stolen by reductions and by averages between hosts: both may run beside others' transfers.
+  double reductions_steal = 0, averages_steal = 0;
   bool every_latency = false;
   bool one_host = true;  // of which all reductions are on one lane
   int other_lanes = 0;   // on which transfers may run beside a gather
@@ -76,23 +76,23 @@ struct Half {
   double least(const Transfer& t, const Counted& c) const {
     return std::min(x * c.part * t.alone_s() + c.alone, c.beside);
   }
-  double taken(const Transfer& t) const {
-    return x * stolen * (t.busy_s + (every_latency ? t.latency_s : 0));
+  double taken(const Transfer& t, double steals) const {
+    return x * steals * (t.busy_s + (every_latency ? t.latency_s : 0));
   }
   Counted gather(const Transfer& t) const {
     const double in_lanes = lane * in_lane(t) + in_link(t, link);
-    return {in_lanes, alone_part, in_lanes + lane * t.more_s() + taken(t)};
+    return {in_lanes, alone_part, in_lanes + lane * t.more_s() + taken(t, stolen)};
   }
   Counted reduction(const Transfer& t) const {
     const double on_lane = reductions_in_lane ? lane : 0;
     const double in_lanes = on_lane * in_lane(t) + in_link(t, link) +
                             (one_host ? reductions * t.alone_s() : in_link(t, reductions));
     const double delayed = on_lane + (one_host ? reductions : 0);
-    return {in_lanes, alone_part, in_lanes + delayed * t.more_s() + (reductions_steal ? taken(t) : 0)};
+    return {in_lanes, alone_part, in_lanes + delayed * t.more_s() + taken(t, reductions_steal)};
   }
   Counted average(const Transfer& t) const {
     const double in_lanes = (link + reductions) * t.busy_s + averages * t.alone_s();
-    return {in_lanes, averages_part, in_lanes + averages * t.more_s() + (averages_steal ? taken(t) : 0)};
+    return {in_lanes, averages_part, in_lanes + averages * t.more_s() + taken(t, averages_steal)};
   }
   double of(const Transfer& t) const { return least(t, gather(t)); }
   double of_reduction(const Transfer& t) const { return least(t, reduction(t)); }
@@ -106,12 +106,14 @@ struct Half {
   }
   double whole(const Transfer& t) const { return x * t.alone_s() + gather(t).alone; }
   // What a transfer adds, by running alone while no other lane transfers, to what is counted of it.
-  double alone(const Transfer& t, const Counted& c, bool steals = true) const {
-    const double in_compute_form = x * (t.alone_s() + t.more_s() - (steals ? takes : 0) * t.busy_s);
+  double alone(const Transfer& t, const Counted& c, double steals) const {
+    const double in_compute_form = x * (t.alone_s() + t.more_s() - steals * t.busy_s);
     return std::max(0.0, std::min(x * t.alone_s() + c.alone - least(t, c), in_compute_form));
   }
-  double alone(const Transfer& t) const { return alone(t, gather(t)); }
-  double reduced_alone(const Transfer& t) const { return alone(t, reduction(t), reductions_steal); }
+  double alone(const Transfer& t) const { return alone(t, gather(t), takes); }
+  double reduced_alone(const Transfer& t) const {
+    return alone(t, reduction(t), reductions_in_lane ? takes : reductions_steal);
+  }
   double averaged_alone(const Transfer& t) const { return alone(t, average(t), averages_steal); }
   // What a gather adds for which computation waits from its begin to its end. Other lanes may transfer
   // meanwhile.
@@ -143,24 +145,29 @@ struct Halves {
     backward.averages = static_cast<double>(space.shares->averages) / whole;
     backward.reductions = static_cast<double>(space.shares->reductions) / whole;
     for (Half* h : {&forward, &backward}) h->lane = 1 - h->x - h->link - h->averages - h->reductions;
-    const bool one_link = device.hosts == 1, both_steal = one_link || 2 * device.stolen <= 1;
+    const bool one_link = device.hosts == 1;
+    // Where two lanes would steal more than all, one of them steals the rest, unless delays are longer.
+    const double stolen = std::min(1.0, device.stolen), rest = std::min(stolen, 1 - stolen),
+                 s_per_byte =
+                     std::max(device.all_gather.beta_s_per_byte, device.between_hosts.beta_s_per_byte);
+    const bool delayed = rest < stolen && device.delay.beta_s_per_byte > rest * s_per_byte;
     for (Half* h : {&forward, &backward}) {
       h->takes = device.stolen;
-      h->stolen = std::min(1.0, device.stolen);
-      h->averages_steal = both_steal;
+      h->stolen = stolen;
+      h->reductions_steal = h->stolen;
+      h->averages_steal = one_link ? stolen : delayed ? 0 : rest;
       h->one_host = one_link;
       h->every_latency = space.every_latency;
       if (!space.separate_reductions) continue;
-      h->reductions_steal = both_steal;
+      h->reductions_steal = h->averages_steal;
       h->reductions_in_lane = one_link;
       h->latencies = !one_link;
     }
     backward.other_lanes = (one_link ? 0 : 1) + (space.separate_reductions ? 1 : 0);
     if (!one_link) {  // what both lanes steal of the compute form, and the rest by the shares of their forms
-      const double averages_steal = both_steal ? backward.stolen : 0;
       const double others = 1 - backward.x;
-      const double left = 1 - backward.stolen - averages_steal;
-      backward.averages_part = averages_steal + (others > 0 ? left * backward.averages / others : 0);
+      const double left = 1 - backward.stolen - backward.averages_steal;
+      backward.averages_part = backward.averages_steal + (others > 0 ? left * backward.averages / others : 0);
       backward.alone_part = 1 - backward.averages_part;
       backward.others_part = backward.averages_part;
     }

@@ -37,7 +37,8 @@
 //   lanes       Averages between hosts have their own lane: the lane form leaves out all but the last. With
 //               separate reductions the lane form is that of the link, without latencies, or on several hosts
 //               that of gathers. Transfers on two links steal at the same time: where that may exceed the
-//               whole, the compute form leaves the second link out.
+//               whole, those of the second link count the rest in the compute form, or none where
+//               delays are longer.
 //   link        All transfers between hosts share a link, whatever their lanes. So backward also takes at
 //               least their sum, without latencies (link form), and
 //                 at least x (C + s L) + z (transfers between hosts) + (1 - x - z) (L + A).

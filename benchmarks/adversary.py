@@ -64,7 +64,7 @@ def rivals(given: Instance) -> Iterator[tuple[str, dict[str, Any]]]:
 def point_of(ground: Playground, plan: osdp.Plan) -> Point | None:
     core = core_plan(plan)
     choices = [as_candidate(choice) for choice in core.choices]
-    return ground.point((plan.batch_size, plan.accumulation), choices, core.blocks)
+    return ground.point((plan.batch_size, plan.accumulation), choices, core.blocks, plan.prefetch)
 
 
 def playground(given: Instance, plan: osdp.Plan) -> Playground:

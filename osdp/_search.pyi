@@ -309,6 +309,7 @@ class Request:
         paper: bool,
         modes: collections.abc.Sequence[str],
         granularities: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        prefetches: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
         optimizer: OptimizerState,
         bucket_bytes: typing.SupportsInt | typing.SupportsIndex,
         slice_overhead_s: typing.SupportsFloat | typing.SupportsIndex,
@@ -359,6 +360,7 @@ class Plan:
         batch: Batch,
         choices: collections.abc.Sequence[Choice],
         blocks: collections.abc.Sequence[str],
+        prefetch: typing.SupportsInt | typing.SupportsIndex = 1,
         gather_bytes: typing.SupportsInt | typing.SupportsIndex = 0,
     ) -> None: ...
     @property
@@ -369,6 +371,8 @@ class Plan:
     def choices(self) -> list[Choice]: ...
     @property
     def gather_bytes(self) -> int: ...
+    @property
+    def prefetch(self) -> int: ...
 
 class Candidate:
     """
@@ -434,7 +438,6 @@ class Manner:
         *,
         places: collections.abc.Sequence[Place],
         small_unit_bytes: typing.SupportsInt | typing.SupportsIndex,
-        prefetch: typing.SupportsInt | typing.SupportsIndex,
         separate_reductions: bool,
         enqueue: bool,
         delay: Collective,
@@ -657,6 +660,7 @@ class IndexedPlans:
         batch: Batch,
         choices: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
         blocks: collections.abc.Sequence[str],
+        prefetch: typing.SupportsInt | typing.SupportsIndex = 1,
     ) -> int:
         """
         Of its own step, with the memory for gathered units that the limit leaves.
@@ -666,6 +670,7 @@ class IndexedPlans:
         batch: Batch,
         choices: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
         blocks: collections.abc.Sequence[str],
+        prefetch: typing.SupportsInt | typing.SupportsIndex = 1,
     ) -> int:
         """
         The sum that searches compare with a limit.
@@ -675,6 +680,7 @@ class IndexedPlans:
         batch: Batch,
         choices: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
         blocks: collections.abc.Sequence[str],
+        prefetch: typing.SupportsInt | typing.SupportsIndex = 1,
     ) -> int:
         """
         Of a whole step, played.

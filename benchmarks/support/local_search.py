@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from osdp import _search
 from osdp.description.model_description import ModelDescription
 from osdp.planning.core_inputs import signature
+from osdp.planning.search_space import PREFETCHES
 
 Candidate = tuple[str, int, int, str]  # mode, granularity, sharded slices, split
 MARGIN = 100  # a plan leaves one part in so many of the limit free, as osdp.search's do
@@ -23,6 +24,7 @@ class Point:
     batch: tuple[int, int]
     choices: tuple[int, ...]
     blocks: tuple[str, ...]
+    prefetch: int = 1
 
 
 def as_candidate(choice: _search.Choice) -> Candidate:
@@ -63,7 +65,11 @@ class Playground:
         self.open = [i for i, c in enumerate(self.candidates) if len(c) > 1]
 
     def point(
-        self, batch: tuple[int, int], choices: Sequence[Candidate | None], blocks: Sequence[str]
+        self,
+        batch: tuple[int, int],
+        choices: Sequence[Candidate | None],
+        blocks: Sequence[str],
+        prefetch: int,
     ) -> Point | None:
         """None where it is none of this problem's plans."""
         picked = []
@@ -71,21 +77,24 @@ class Playground:
             if list_ and wanted not in list_:
                 return None
             picked.append(list_.index(wanted) if list_ and wanted else -1)
-        return Point(batch, tuple(picked), tuple(blocks))
+        return Point(batch, tuple(picked), tuple(blocks), prefetch)
 
     def fits(self, p: Point) -> bool:
         """Whether what its own step can hold keeps the limit."""
         if p not in self.peaks:
-            given = _search.Batch(*p.batch), list(p.choices), list(p.blocks)
-            self.peaks[p] = self.plays_of.largest_peak_bytes(*given)
+            self.peaks[p] = self.plays_of.largest_peak_bytes(*_given(p))
         return self.peaks[p] <= self.limit - self.limit // MARGIN
 
     def per_sample_ps(self, p: Point) -> float:
         if p not in self.known:
             self.plays += 1
-            step = self.plays_of.step_ps(_search.Batch(*p.batch), list(p.choices), list(p.blocks))
+            step = self.plays_of.step_ps(*_given(p))
             self.known[p] = step / (p.batch[0] * p.batch[1])
         return self.known[p]
+
+
+def _given(p: Point) -> tuple[_search.Batch, list[int], list[str], int]:
+    return _search.Batch(*p.batch), list(p.choices), list(p.blocks), p.prefetch
 
 
 def climb(
@@ -138,7 +147,7 @@ def _start(ground: Playground, ranked: Sequence[Point], dice: random.Random) -> 
 
 def _moved(ground: Playground, p: Point, dice: random.Random) -> Point:
     what = dice.random()
-    choices, blocks, batch = list(p.choices), list(p.blocks), p.batch
+    choices, blocks, batch, prefetch = list(p.choices), list(p.blocks), p.batch, p.prefetch
     if what < 0.35 and ground.open:
         i = dice.choice(ground.open)
         choices[i] = dice.randrange(len(ground.candidates[i]))
@@ -151,13 +160,15 @@ def _moved(ground: Playground, p: Point, dice: random.Random) -> Point:
     elif what < 0.9 and blocks and len(ground.ways) > 1:
         low, high = _range(len(blocks), dice)
         blocks[low:high] = [dice.choice(list(ground.ways))] * (high - low)
+    elif what < 0.93:
+        prefetch = dice.choice(PREFETCHES)
     elif len(ground.batches) > 1:
         batch = dice.choice(list(ground.batches))
     elif ground.open:  # two operators change places
         i, j = dice.choice(ground.open), dice.choice(ground.open)
         if ground.candidates[i] == ground.candidates[j]:
             choices[i], choices[j] = choices[j], choices[i]
-    return Point(batch, tuple(choices), tuple(blocks))
+    return Point(batch, tuple(choices), tuple(blocks), prefetch)
 
 
 def _range(length: int, dice: random.Random) -> tuple[int, int]:

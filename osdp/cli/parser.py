@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
 from osdp._search import RECOMPUTES
 from osdp.cli import commands
@@ -141,7 +142,10 @@ def _search(subparsers: argparse._SubParsersAction[Parser]) -> None:
         help="the modes that a plan may use; default: all that apply",
     )
     search.add_argument(
-        "--prefetch", type=int, metavar="N", help="how many units are gathered ahead; default: 1"
+        "--prefetch",
+        type=partial(_count_or_auto, least=0),
+        metavar="N|auto",
+        help="how many units are gathered ahead; default: auto, as many as are fastest",
     )
     search.add_argument(
         "--separate-reductions",
@@ -300,9 +304,9 @@ def _style(text: str) -> tuple[str, str]:
     return pattern, style
 
 
-def _count_or_auto(text: str) -> int | str:
+def _count_or_auto(text: str, least: int = 1) -> int | str:
     if text == "auto":
         return text
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a positive number nor 'auto'")
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number from {least} on nor 'auto'")
     return int(text)

@@ -38,7 +38,7 @@ class Searched:
     batch_size: int | None = None  # None: every size that fits
     global_batch_size: int | None = None  # None: one micro-batch per step
     hosts: int = 1  # number of hosts, with equally many ranks each; more than 1 allows HYBRID_SHARD
-    prefetch: int = 1  # units gathered ahead of the one in use
+    prefetch: int | None = None  # units gathered ahead of the one in use; None: as many as are fastest
     objective: str = "throughput"  # one of OBJECTIVES
     at_least: float | None = None  # samples/s over all ranks that objective="memory" had to reach
     method: str = "exact"

@@ -27,5 +27,6 @@ def core_plan(plan: Plan) -> _search.Plan:
         _search.Batch(plan.batch_size, plan.accumulation),
         [core_choice(plan.choices.get(o.name)) for o in plan.description.operators],
         [plan.recompute.get(b.name, "none") for b in plan.description.blocks],
+        plan.prefetch,
         plan.gather_bytes,
     )

@@ -49,7 +49,7 @@ def plan_of(problem: SearchProblem, answer: _search.Answer) -> Plan:
         cost=problem.cost,
         memory_limit_bytes=answer.limit_bytes,
         accumulation=answer.plan.batch.accumulation,
-        prefetch=searched.prefetch,
+        prefetch=answer.plan.prefetch,
         gather_bytes=answer.plan.gather_bytes,
         separate_reductions=problem.separate_reductions,
         searched=searched,

@@ -41,7 +41,7 @@ from osdp.planning.degrees.arguments import degrees_asked, searched_degrees
 from osdp.planning.degrees.stage_search import Manner
 from osdp.planning.objectives import best_plan
 from osdp.planning.search_problem import SearchProblem
-from osdp.planning.search_space import check_host_memory, choose_space
+from osdp.planning.search_space import check_host_memory, choose_space, prefetch_asked
 
 if TYPE_CHECKING:
     from torch import nn
@@ -68,7 +68,7 @@ def search(
     time_limit: float | None = None,
     *,
     hosts: int = 1,
-    prefetch: int = 1,
+    prefetch: int | str = "auto",
     separate_reductions: bool = False,
     objective: str = "throughput",
     at_least: float | None = None,
@@ -100,7 +100,7 @@ def search(
     time_limit: float | None = None,
     *,
     hosts: int = 1,
-    prefetch: int = 1,
+    prefetch: int | str = "auto",
     separate_reductions: bool = False,
     objective: str = "throughput",
     at_least: float | None = None,
@@ -131,7 +131,7 @@ def search(
     time_limit: float | None = None,
     *,
     hosts: int = 1,
-    prefetch: int = 1,
+    prefetch: int | str = "auto",
     separate_reductions: bool = False,
     objective: str = "throughput",
     at_least: float | None = None,
@@ -179,7 +179,8 @@ def search(
         ranks that search independently find the same plan; objectives other than "throughput" end after 10 s, the
         paper's search never does.
     hosts: number of hosts, over which the ranks are spread evenly.
-    prefetch: number of units gathered ahead of the one in use.
+    prefetch: number of units gathered ahead of the one in use, or what smaller ones have room for in the memory of that
+        many of the largest. "auto": 1, or up to 8 where that is faster and fits.
     separate_reductions: on accelerators, reduce gradients while parameters are gathered, on a separate communicator
         whose buffers the plan counts. Worth it where latency between hosts dominates collectives
         (docs/accelerators.md).
@@ -240,8 +241,7 @@ def search(
     limit = parse_bytes(memory if memory is not None else machine.memory_bytes or 0)
     if not 1 <= integer(hosts, "hosts") <= ranks or ranks % hosts:
         raise InvalidProblemError(f"hosts is {hosts}; it must divide the world size {ranks}")
-    if not 0 <= integer(prefetch, "prefetch") <= 64:
-        raise InvalidProblemError(f"prefetch must be a number of units between 0 and 64, got {prefetch}")
+    ahead = prefetch_asked(prefetch)
     if not isinstance(separate_reductions, bool):
         raise InvalidProblemError(f"separate_reductions must be True or False, got {separate_reductions!r}")
     space = choose_space(modes, granularity, checkpoint, cost, hosts)
@@ -254,7 +254,7 @@ def search(
         batch_size=None if isinstance(batch_size, str) else integer(batch_size, "batch_size"),
         global_batch_size=global_batch_size,
         hosts=hosts,
-        prefetch=prefetch,
+        prefetch=ahead,
         objective=objective,
         at_least=at_least,
         method=method,

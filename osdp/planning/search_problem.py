@@ -25,6 +25,7 @@ from osdp.planning.core_inputs import (
 )
 from osdp.planning.device_memory import total
 from osdp.planning.optimizer_states import optimizer_state
+from osdp.planning.search_space import PREFETCHES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +89,7 @@ class SearchProblem:
             paper=paper,
             modes=list(searched.modes),
             granularities=list(searched.granularity),
+            prefetches=self._prefetches(),
             optimizer=optimizer_state(self.optimizer).core(),
             bucket_bytes=BUCKET_BYTES,
             slice_overhead_s=0.0 if paper else SLICE_OVERHEAD_S,
@@ -98,6 +100,11 @@ class SearchProblem:
             stage_micro_batches=0 if searched.stage is None else searched.stage.micro_batches,
         )
 
+    def _prefetches(self) -> list[int]:
+        if self.searched.prefetch is not None:
+            return [self.searched.prefetch]
+        return [1] if self.cost == "paper" else list(PREFETCHES)
+
     def manner(self) -> _search.Manner:
         """How the runtime carries out its plans."""
         enqueue = self.hardware.device != "cpu"  # its lanes are streams
@@ -105,7 +112,6 @@ class SearchProblem:
         return _search.Manner(
             places=places_of(self.description, sizes, gathering_calls(self.description)),
             small_unit_bytes=self.searched.small_unit_bytes,
-            prefetch=self.searched.prefetch,
             separate_reductions=self.separate_reductions and enqueue,
             enqueue=enqueue,
             delay=core_collective(self.hardware.communication_delay),

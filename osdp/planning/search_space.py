@@ -9,8 +9,11 @@ from osdp import _search
 from osdp.errors import InvalidProblemError
 from osdp.hardware.hardware import Hardware
 from osdp.plan.choice import MODES, RECOMPUTE
+from osdp.planning.arguments import integer
 
 GRANULARITIES = (2, 4, 8, 16)
+PREFETCHES = (1, 2, 4, 8)
+MOST_PREFETCH = 64
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,17 @@ def check_host_memory(hardware: Hardware, modes: Iterable[str]) -> None:
             f"{offloaded[0]} cannot be priced on {hardware.name!r}: its host_memory is null (on a CPU, or not measured). "
             "Measure it with osdp.profile on an accelerator, or leave the mode out"
         )
+
+
+def prefetch_asked(prefetch: int | str) -> int | None:
+    """None: one of PREFETCHES. Raises InvalidProblemError."""
+    if prefetch == "auto":
+        return None
+    if isinstance(prefetch, str) or not 0 <= integer(prefetch, "prefetch") <= MOST_PREFETCH:
+        raise InvalidProblemError(
+            f"prefetch must be 'auto' or a number of units between 0 and {MOST_PREFETCH}, got {prefetch!r}"
+        )
+    return prefetch
 
 
 def _is_tried(mode: _search.ModeTraits, hosts: int) -> bool:

@@ -112,7 +112,7 @@ def _check_bounds(plan: Plan, c: Certificate, problem: SearchProblem) -> str:
 def _disagreements(plan: Plan, c: Certificate, s: Searched) -> Iterator[str]:
     """Differences between facts that the plan states twice."""
     assert plan.world_size is not None
-    if plan.prefetch != s.prefetch:
+    if s.prefetch is not None and plan.prefetch != s.prefetch:
         yield f"prefetch is {plan.prefetch}, but the search was given {s.prefetch}"
     if s.batch_size is not None and plan.batch_size != s.batch_size:
         yield f"batch_size is {plan.batch_size}, but the search was given {s.batch_size}"

@@ -28,7 +28,6 @@ inline Manner random_steps(Random& dice, const Model& model) {
   Manner m = manner(model);
   m.small_unit_bytes = draw(dice, 0, 200);
   m.stolen_permille = dice() % 3 == 0 ? 0 : draw(dice, 0, 1200);
-  m.prefetch = draw(dice, 0, 2);
   m.lanes.separate_reductions = dice() % 4 == 0;
   m.lanes.enqueue = m.lanes.separate_reductions || dice() % 4 == 0;
   if (dice() % 6 == 0)

@@ -180,8 +180,7 @@ Step step_of(const PlanPlayer& player, const Request& asked, const Manner& manne
     unit.operators = members;
     for (int i : members) unit.calls.push_back({i, i});
   }
-  return osdp::search::step_of(player.model(), asked, plan, planned, manner.prefetch, manner.delay,
-                               manner.lanes);
+  return osdp::search::step_of(player.model(), asked, plan, planned, manner.delay, manner.lanes);
 }
 
 // Other times of everything, from nothing to a thousand times as long.
@@ -215,7 +214,7 @@ void no_timing_holds_more_and_one_as_much() {
     const Model model = random_model(dice, 10);
     const Request asked = request(dice);
     Manner how = manner(model);
-    how.prefetch = draw(dice, 0, 2);
+    const int64_t prefetch = draw(dice, 0, 2);
     how.lanes = {dice() % 4 == 0, dice() % 4 == 0};
     const PlanPlayer player(model, asked, how);
     PlanEvaluator evaluator(asked, player, kLargestSum);
@@ -229,6 +228,7 @@ void no_timing_holds_more_and_one_as_much() {
     }
     for (int changes = 0; changes < 3; ++changes) neighbours.change(plan, false);
     PlainPlan plain = evaluator.plain(plan);
+    plain.prefetch = prefetch;
     if (dice() % 2 == 0) plain.gather_bytes = draw(dice, 1, 400);
     const auto units = player.units(plain, largest_transient(evaluator.classes(), plan.decision));
     Step step = step_of(player, asked, how, plain, units);

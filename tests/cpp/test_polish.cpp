@@ -72,23 +72,20 @@ void a_polished_plan_fits_and_is_no_slower() {
     if (best == 0) continue;  // peaks exceed the sum
     const int64_t before = r.plays(), plays = draw(dice, 12, 60);
     const Polished p = polish(r, seeds, plays, spare);
-    CHECK(r.plays() - before <= plays);
+    CHECK(r.plays() - before <= kMostTurns * plays);
     CHECK(p.played_ps * samples <= best * p.plan.batch.samples());
     faster += p.played_ps * samples < best * p.plan.batch.samples();
-    const IndexedPlan plan{p.plan.batch, p.plan.decision};
+    const IndexedPlan& plan = p.plan;
     r.check(plan);
     CHECK_EQ(r.step_ps(plan), p.played_ps);
-    CHECK_EQ(r.peak_bytes(plan), p.plan.peak_bytes);
     CHECK(spare(plan) >= 0);
-    CHECK_EQ(r.objective_ps(plan), p.plan.step_ps);
     const int64_t played = r.plays();
     const Polished at_once = polish(r, seeds, plays, spare, 0, [] { return true; });
     CHECK(r.plays() - played <= static_cast<int64_t>(seeds.size()));
-    CHECK(spare({at_once.plan.batch, at_once.plan.decision}) >= 0);
+    CHECK(spare(at_once.plan) >= 0);
     const Polished again = polish(r, seeds, plays, spare);
     CHECK_EQ(again.played_ps, p.played_ps);
-    CHECK(again.plan.decision.choices == p.plan.decision.choices);
-    CHECK(again.plan.decision.ways == p.plan.decision.ways);
+    CHECK(again.plan == p.plan);
   }
   CHECK(faster > 100);
 }

@@ -58,6 +58,7 @@ void check_problem(Random& dice, Worst& worst) {
   const auto where = find_places(planner.model(), classes);
   every_plan(planner.model(), classes, [&](const Decision& decision) {
     PlainPlan plan = plain_plan(decision, where, batch);
+    plan.prefetch = draw(dice, 0, 4);
     if (dice() % 3 != 0) plan.gather_bytes = draw(dice, 1, 300);
     const Step step = planner.player().step(plan, planner.units(plan));
     const GatherRange& range = request.space.gather;

@@ -48,7 +48,7 @@ void units_pay_one_latency() {
   model.operators = {linear(8, 10), linear(8, 10)};  // 8 x 11 floats: 352 bytes each
   const Request r = request(4);
   const std::vector<PlannedUnit> together{{"both", {0, 1}, {{0, 0}, {1, 1}}, 1}};
-  Step s = step_of(model, r, plan_of(2, Mode::FullShard), together, 1, {});
+  Step s = step_of(model, r, plan_of(2, Mode::FullShard), together, {});
   CHECK_EQ(s.units.size(), 1u);
   CHECK_EQ(s.units[0].gather.alone_ps, 3 * (1000000 + 704 / 4 * 1000));
   CHECK_EQ(s.units[0].reduce.alone_ps, 3 * (2000000 + 704 / 4 * 2000));
@@ -59,15 +59,15 @@ void units_pay_one_latency() {
   CHECK_EQ(s.operators[0].forward_ps, 1000000);
   CHECK_EQ(s.operators[0].backward_ps, 2000000);
   // Each step of a ring is later by a microsecond and a nanosecond per byte while something is computed.
-  s = step_of(model, r, plan_of(2, Mode::FullShard), together, 1, {1e-6, 1e-9});
+  s = step_of(model, r, plan_of(2, Mode::FullShard), together, {1e-6, 1e-9});
   CHECK_EQ(s.units[0].gather.beside_ps, 3 * (2000000 + 704 / 4 * 2000));
   // A bucket: twice the steps.
-  s = step_of(model, r, plan_of(2, Mode::NoShard), together, 1, {});
+  s = step_of(model, r, plan_of(2, Mode::NoShard), together, {});
   CHECK_EQ(s.units.size(), 0u);
   CHECK_EQ(s.buckets[0].reduce.alone_ps, 6 * (3000000 + 704 / 4 * 3000));
   CHECK_EQ(s.buckets[0].buffer_bytes, 704);
   // One rank communicates nothing.
-  s = step_of(model, request(1), plan_of(2, Mode::NoShard), together, 1, {});
+  s = step_of(model, request(1), plan_of(2, Mode::NoShard), together, {});
   CHECK(s.units.empty() && s.buckets.empty());
 }
 
@@ -79,8 +79,8 @@ void offloaded_parts_rest_on_the_host() {
   Request r = request(4);
   r.device.host = {{5e-6, 1e-8}, 1e-7};
   const std::vector<PlannedUnit> alone{{"it", {0}, {{0, 0}}, 1}};
-  const Step kept = step_of(model, r, plan_of(1, Mode::FullShard), alone, 1, {});
-  const Step s = step_of(model, r, plan_of(1, Mode::FullShardOffload), alone, 1, {});
+  const Step kept = step_of(model, r, plan_of(1, Mode::FullShard), alone, {});
+  const Step s = step_of(model, r, plan_of(1, Mode::FullShardOffload), alone, {});
   constexpr int64_t copy = 5000000 + 88 * 10000;
   CHECK_EQ(s.units[0].gather.alone_ps, kept.units[0].gather.alone_ps + copy);
   CHECK_EQ(s.units[0].gather.transfer_ps, kept.units[0].gather.transfer_ps);
@@ -93,7 +93,7 @@ void offloaded_parts_rest_on_the_host() {
   CHECK_EQ(play(s).memory.back().bytes, 0);
   PlainPlan twice = plan_of(1, Mode::FullShardOffload);
   twice.batch.accumulation = 2;
-  const Step again = step_of(model, r, twice, alone, 1, {});
+  const Step again = step_of(model, r, twice, alone, {});
   CHECK_EQ(play(again).memory.back().bytes, 0);
   Step free = again;
   free.units[0].further_ps = 0;
@@ -108,7 +108,7 @@ void slices_are_units() {
   model.operators = {linear(8, 10)};
   PlainPlan plan = plan_of(1, Mode::FullShard);
   plan.choices[0] = {Mode::FullShard, 2, 1, Split::Out};
-  const Step s = step_of(model, request(4), plan, {{"a", {0}, {{0, 0}}, 1}}, 1, {});
+  const Step s = step_of(model, request(4), plan, {{"a", {0}, {{0, 0}}, 1}}, {});
   CHECK_EQ(s.units.size(), 1u);
   CHECK(s.units[0].slice);
   CHECK_EQ(s.units[0].full_bytes, 160);
@@ -116,24 +116,24 @@ void slices_are_units() {
   CHECK_EQ(s.operators[0].parts, 2);
   // 8 rows are 2, 3 and 3: the last two are sharded, and 3 rows over 4 ranks are padded.
   plan.choices[0] = {Mode::FullShard, 3, 2, Split::Out};
-  const Step uneven = step_of(model, request(4), plan, {{"a", {0}, {{0, 0}}, 1}}, 1, {});
+  const Step uneven = step_of(model, request(4), plan, {{"a", {0}, {{0, 0}}, 1}}, {});
   CHECK_EQ(uneven.units.size(), 2u);
   CHECK_EQ(uneven.units[0].full_bytes, 120);
   CHECK_EQ(uneven.units[0].copied_bytes, 120);
   plan.choices[0] = {Mode::FullShard, 3, 1, Split::In};
-  CHECK_THROWS(step_of(model, request(4), plan, {}, 1, {}), InvalidProblem, "cannot be computed in 3 slices");
+  CHECK_THROWS(step_of(model, request(4), plan, {}, {}), InvalidProblem, "cannot be computed in 3 slices");
   plan.choices[0] = {Mode::FullShard, 9, 1, Split::Out};
-  CHECK_THROWS(step_of(model, request(4), plan, {}, 1, {}), InvalidProblem, "cannot be computed in 9 slices");
+  CHECK_THROWS(step_of(model, request(4), plan, {}, {}), InvalidProblem, "cannot be computed in 9 slices");
   // What a search does not consider, and a plan may say: along the input where the output would do, or none
   // sharded.
   plan.choices[0] = {Mode::FullShard, 2, 2, Split::In};
-  CHECK_EQ(step_of(model, request(4), plan, {{"a", {0}, {{0, 0}}, 1}}, 1, {}).units.size(), 2u);
+  CHECK_EQ(step_of(model, request(4), plan, {{"a", {0}, {{0, 0}}, 1}}, {}).units.size(), 2u);
   plan.choices[0] = {Mode::FullShard, 2, 0, Split::Out};
-  CHECK_EQ(step_of(model, request(4), plan, {{"a", {0}, {{0, 0}}, 1}}, 1, {}).units.size(), 0u);
+  CHECK_EQ(step_of(model, request(4), plan, {{"a", {0}, {{0, 0}}, 1}}, {}).units.size(), 0u);
   plan.choices[0] = {Mode::HybridShard, 1, 1, Split::None};  // on one host
-  CHECK_EQ(step_of(model, request(4), plan, {{"a", {0}, {{0, 0}}, 1}}, 1, {}).units.size(), 1u);
+  CHECK_EQ(step_of(model, request(4), plan, {{"a", {0}, {{0, 0}}, 1}}, {}).units.size(), 1u);
   plan.choices.clear();
-  CHECK_THROWS(step_of(model, request(4), plan, {}, 1, {}), InvalidProblem, "another model");
+  CHECK_THROWS(step_of(model, request(4), plan, {}, {}), InvalidProblem, "another model");
 }
 
 // Of a tied table autograd keeps the head's gradient until the look-up's is there, but where it is in slices.
@@ -148,7 +148,7 @@ void gradients_wait_for_a_sum_unless_they_are_in_slices() {
   const auto work = [&](int64_t slices) {
     plan.choices[0] = {Mode::FullShard, slices, slices, slices > 1 ? Split::Out : Split::None};
     std::vector<int64_t> found;
-    for (const StepOperator& o : step_of(model, request(4), plan, {}, 1, {}).operators)
+    for (const StepOperator& o : step_of(model, request(4), plan, {}, {}).operators)
       found.push_back(o.work_bytes);
     return found;
   };
@@ -171,7 +171,7 @@ void slices_in_16_bits_are_summed_in_float() {
   using Work = std::pair<int64_t, int64_t>;  // in forward and in backward
   const auto work = [&](Split split) {
     plan.choices[0] = {Mode::FullShard, 2, 2, split};
-    const StepOperator o = step_of(model, request(4), plan, {{"a", {0}, {{0, 0}}, 1}}, 1, {}).operators[0];
+    const StepOperator o = step_of(model, request(4), plan, {{"a", {0}, {{0, 0}}, 1}}, {}).operators[0];
     return Work(o.forward_work_bytes, o.work_bytes);
   };
   CHECK((work(Split::Out) == Work(0, 500)));  // in float they are summed in place
@@ -186,7 +186,7 @@ void slices_in_16_bits_are_summed_in_float() {
   CHECK((work(Split::In) == Work(5 * 3 * out * 4 + 5 * 3000 + 7, 500)));  // values that are read later
   // The forward's is in its peak, and gone after it.
   plan.choices[0] = {Mode::FullShard, 2, 2, Split::In};
-  Step step = step_of(model, request(4), plan, {{"a", {0}, {{0, 0}}, 1}}, 1, {});
+  Step step = step_of(model, request(4), plan, {{"a", {0}, {{0, 0}}, 1}}, {});
   step.operators[0].forward_work_bytes = 1'000'000;
   const int64_t with = play(step, 1).peak_bytes;
   step.operators[0].forward_work_bytes = 0;
@@ -195,7 +195,7 @@ void slices_in_16_bits_are_summed_in_float() {
   model.blocks.resize(1);
   model.operators[0].block = 0, model.operators[0].backward_work_bytes_fixed = 2'000'000;
   plan.blocks = {Recompute::Regather};
-  step = step_of(model, request(4), plan, {{"a", {0}, {{0, 0}}, 1}}, 1, {});
+  step = step_of(model, request(4), plan, {{"a", {0}, {{0, 0}}, 1}}, {});
   CHECK_EQ(step.operators[0].recompute_work_bytes, 5 * 3 * out * (4 + 2) + 2'000'000);
   CHECK(play(step, 1).peak_bytes > 2'000'000);
 }
@@ -211,7 +211,7 @@ void slices_of_convolutions_have_terms_and_copies() {
   using Work = std::pair<int64_t, int64_t>;  // in forward and in backward
   const auto work = [&](Split split) {
     plan.choices[0] = {Mode::FullShard, 2, 2, split};
-    const StepOperator o = step_of(model, request(4), plan, {{"a", {0}, {{0, 0}}, 1}}, 1, {}).operators[0];
+    const StepOperator o = step_of(model, request(4), plan, {{"a", {0}, {{0, 0}}, 1}}, {}).operators[0];
     return Work(o.forward_work_bytes, o.work_bytes);
   };
   Space in_slices;
@@ -244,7 +244,7 @@ void replicated_slices_are_cast_one_at_a_time() {
   model.operators[0].tensors[0].trainable = false;
   PlainPlan plan = plan_of(1, Mode::FullShard);
   plan.choices[0] = {Mode::FullShard, 2, 1, Split::Out};
-  const auto step = [&] { return step_of(model, request(4), plan, {{"a", {0}, {{0, 0}}, 1}}, 1, {}); };
+  const auto step = [&] { return step_of(model, request(4), plan, {{"a", {0}, {{0, 0}}, 1}}, {}); };
   CHECK_EQ(step().operators[0].slice_copy_bytes, 0);
   for (Tensor& t : model.operators[0].tensors) t.compute_row_bytes = t.row_bytes / 2;
   Step s = step();
@@ -261,7 +261,7 @@ void means_are_cast_to_the_dtype_in_which_they_are_kept() {
   for (Tensor& t : model.operators[0].tensors) t.row_bytes = kSmallTensorBytes;
   Tensor& weight = model.operators[0].tensors[0];
   const auto unit = [&] {
-    return step_of(model, request(4), plan_of(1, Mode::FullShard), {{"a", {0}, {{0, 0}}, 1}}, 1, {}).units[0];
+    return step_of(model, request(4), plan_of(1, Mode::FullShard), {{"a", {0}, {{0, 0}}, 1}}, {}).units[0];
   };
   CHECK_EQ(unit().mean_bytes, 0);
   weight.compute_row_bytes = weight.reduce_row_bytes = weight.row_bytes / 2;
@@ -277,7 +277,7 @@ void small_tensors_are_sent_in_a_buffer() {
   Model model;
   model.operators = {linear(8, 10)};
   const auto unit = [&] {
-    return step_of(model, request(4), plan_of(1, Mode::FullShard), {{"a", {0}, {{0, 0}}, 1}}, 1, {}).units[0];
+    return step_of(model, request(4), plan_of(1, Mode::FullShard), {{"a", {0}, {{0, 0}}, 1}}, {}).units[0];
   };
   CHECK_EQ(unit().packed_bytes, 8 * 11 * 4);
   CHECK_EQ(unit().copied_bytes, 8 * 11 * 4);
@@ -337,6 +337,7 @@ void curve_stays_below_the_largest_peak() {
     PlainPlan plan;
     plan.batch = {1 + upto(3), 1 + upto(1)};
     plan.blocks = decision.ways;
+    plan.prefetch = prefetch;
     std::vector<PlannedUnit> units;
     for (int i = 0; i < operators; ++i) {
       const Recompute way = model.operators[i].block < 0 ? Recompute::None : decision.ways[0];
@@ -350,7 +351,7 @@ void curve_stays_below_the_largest_peak() {
       units.push_back({std::to_string(i), {i}, {{i, i}}, 1});
     }
     const auto phases = phase_bytes(model, req, classes, decision, plan.batch);
-    const Step step = step_of(model, req, plan, units, prefetch, {1e-5, 1e-8}, lanes);
+    const Step step = step_of(model, req, plan, units, {1e-5, 1e-8}, lanes);
     const PlayedStep played = play(step, upto(1000));
     CHECK(largest_peak(step) >= *std::max_element(phases.begin(), phases.end()));
     CHECK(largest_peak(step) >= played.peak_bytes);

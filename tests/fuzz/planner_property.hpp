@@ -129,12 +129,12 @@ inline void check_played(const Step& step, Draws& d, Answered& a) {
 inline void try_simulate(Draws& d, Answered& a) {
   const Model model = draw_model(d);
   const Request request = draw_request(d);
-  const PlainPlan plan = draw_plan(d, model);
+  PlainPlan plan = draw_plan(d, model);
   const auto units = draw_units(d, model);
-  const int64_t prefetch = d.number(0, 3);
+  plan.prefetch = d.number(0, 3);
   const Collective delay{d.real(1e-9, 9), d.real(1e-10, 9)};
   validate(model), validate(request), validate(delay);
-  check_played(step_of(model, request, plan, units, prefetch, delay), d, a);
+  check_played(step_of(model, request, plan, units, delay), d, a);
 }
 
 inline void try_play(Draws& d, Answered& a) { check_played(draw_step(d), d, a); }

@@ -34,7 +34,7 @@ def problem_of(
     return SearchProblem(description, hardware, ranks, "adamw", precision, cost, False, asked)
 
 
-def indexed(problem: SearchProblem, plan: Plan) -> tuple[_search.Batch, list[int], list[str]]:
+def indexed(problem: SearchProblem, plan: Plan) -> tuple[_search.Batch, list[int], list[str], int]:
     """The plan, its choices as indices into their candidates."""
     planner, core = problem.planner, core_plan(plan)
     ways = dict(zip((b.name for b in plan.description.blocks), core.blocks, strict=True))
@@ -43,4 +43,4 @@ def indexed(problem: SearchProblem, plan: Plan) -> tuple[_search.Batch, list[int
         way = "none" if o.block is None else ways[o.block]
         found = _search.candidates(planner.model, planner.request(), i, way)
         picked.append(next((k for k, c in enumerate(found) if c.is_choice(core.choices[i])), -1))
-    return core.batch, picked, core.blocks
+    return core.batch, picked, core.blocks, core.prefetch

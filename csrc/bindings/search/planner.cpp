@@ -202,8 +202,8 @@ class IndexedPlans {
 
   // Checks the plan and returns the result of a method of the evaluator.
   template <auto method>
-  int64_t of(Batch batch, std::vector<int> choices, std::vector<osdp::Recompute> blocks) {
-    const IndexedPlan plan{batch, {std::move(choices), std::move(blocks)}};
+  int64_t of(Batch batch, std::vector<int> choices, std::vector<osdp::Recompute> blocks, int64_t prefetch) {
+    const IndexedPlan plan{batch, {std::move(choices), std::move(blocks)}, prefetch};
     evaluator_.check(plan);
     return (evaluator_.*method)(plan);
   }
@@ -233,10 +233,10 @@ void bind_planner(py::module_& m) {
   py::class_<IndexedPlans>(m, "IndexedPlans")
       .def(py::init<const Planner&, int64_t>(), py::keep_alive<1, 2>(), "planner"_a, "limit_bytes"_a)
       .def("step_ps", &IndexedPlans::of<&PlanEvaluator::step_ps>, "batch"_a, "choices"_a, "blocks"_a,
-           "Of a whole step, played.")
+           "prefetch"_a = 1, "Of a whole step, played.")
       .def("peak_bytes", &IndexedPlans::of<&PlanEvaluator::peak_bytes>, "batch"_a, "choices"_a, "blocks"_a,
-           "The sum that searches compare with a limit.")
+           "prefetch"_a = 1, "The sum that searches compare with a limit.")
       .def("largest_peak_bytes", &IndexedPlans::of<&PlanEvaluator::largest_peak_bytes>, "batch"_a,
-           "choices"_a, "blocks"_a,
+           "choices"_a, "blocks"_a, "prefetch"_a = 1,
            "Of its own step, with the memory for gathered units that the limit leaves.");
 }

@@ -113,26 +113,27 @@ void bind_request(py::module_& m) {
            }),
            "copies"_a, "per_256"_a = 0, "small"_a = 0, "small_item"_a = 0);
   py::class_<Request>(m, "Request", "What is searched for; without `batches`, every size that fits.")
-      .def(
-          py::init([](const Device& device, bool paper, std::vector<osdp::Mode> modes,
-                      std::vector<int64_t> granularities, OptimizerState optimizer, int64_t bucket_bytes,
-                      double slice_overhead_s, std::vector<osdp::Recompute> recompute, bool find_smallest,
-                      bool depth_first, bool smallest_first, int64_t in_flight, int64_t stage_micro_batches) {
-            Request r;
-            r.device = device;
-            r.space.cost = paper ? Cost::Paper : Cost::Osdp;
-            r.space.modes = std::move(modes), r.space.granularities = std::move(granularities);
-            r.space.optimizer = optimizer;
-            r.space.bucket_bytes = bucket_bytes, r.space.slice_overhead_s = slice_overhead_s;
-            r.recompute = std::move(recompute);
-            r.find_smallest = find_smallest;
-            r.depth_first = depth_first, r.smallest_first = smallest_first;
-            r.space.stage = {in_flight, stage_micro_batches};
-            return r;
-          }),
-          py::kw_only(), "device"_a, "paper"_a, "modes"_a, "granularities"_a, "optimizer"_a, "bucket_bytes"_a,
-          "slice_overhead_s"_a, "recompute"_a, "find_smallest"_a = false, "depth_first"_a, "smallest_first"_a,
-          "in_flight"_a = 1, "stage_micro_batches"_a = 0)
+      .def(py::init([](const Device& device, bool paper, std::vector<osdp::Mode> modes,
+                       std::vector<int64_t> granularities, std::vector<int64_t> prefetches,
+                       OptimizerState optimizer, int64_t bucket_bytes, double slice_overhead_s,
+                       std::vector<osdp::Recompute> recompute, bool find_smallest, bool depth_first,
+                       bool smallest_first, int64_t in_flight, int64_t stage_micro_batches) {
+             Request r;
+             r.device = device;
+             r.space.cost = paper ? Cost::Paper : Cost::Osdp;
+             r.space.modes = std::move(modes), r.space.granularities = std::move(granularities);
+             r.space.prefetches = std::move(prefetches);
+             r.space.optimizer = optimizer;
+             r.space.bucket_bytes = bucket_bytes, r.space.slice_overhead_s = slice_overhead_s;
+             r.recompute = std::move(recompute);
+             r.find_smallest = find_smallest;
+             r.depth_first = depth_first, r.smallest_first = smallest_first;
+             r.space.stage = {in_flight, stage_micro_batches};
+             return r;
+           }),
+           py::kw_only(), "device"_a, "paper"_a, "modes"_a, "granularities"_a, "prefetches"_a, "optimizer"_a,
+           "bucket_bytes"_a, "slice_overhead_s"_a, "recompute"_a, "find_smallest"_a = false, "depth_first"_a,
+           "smallest_first"_a, "in_flight"_a = 1, "stage_micro_batches"_a = 0)
       .def_readonly("device", &Request::device)
       .def_readwrite("limit_bytes", &Request::limit_bytes)
       .def_readwrite("batches", &Request::batches);
@@ -152,10 +153,11 @@ void bind_plan(py::module_& m) {
       .def_readonly("split", &Choice::split);
   py::class_<PlainPlan>(m, "Plan", "Choices beside the model's operators, recomputation beside its blocks.")
       .def(py::init([](Batch batch, std::vector<Choice> choices, std::vector<osdp::Recompute> blocks,
-                       int64_t gather_bytes) {
-             return PlainPlan{batch, std::move(choices), std::move(blocks), gather_bytes};
+                       int64_t prefetch, int64_t gather_bytes) {
+             return PlainPlan{batch, std::move(choices), std::move(blocks), prefetch, gather_bytes};
            }),
-           "batch"_a, "choices"_a, "blocks"_a, "gather_bytes"_a = 0)
+           "batch"_a, "choices"_a, "blocks"_a, "prefetch"_a = 1, "gather_bytes"_a = 0)
+      .def_readonly("prefetch", &PlainPlan::prefetch)
       .def_readonly("gather_bytes", &PlainPlan::gather_bytes)
       .def_readonly("batch", &PlainPlan::batch)
       .def_readonly("choices", &PlainPlan::choices)

@@ -57,14 +57,13 @@ void bind_simulate(py::module_& m) {
       .def(py::init(&make_place), py::kw_only(), "bytes"_a, "gathered_bytes"_a, "dtype"_a, "mixed"_a,
            "block"_a, "gathered_at"_a, "modules"_a, "traced"_a, "calls"_a, "repeats"_a);
   py::class_<Manner>(m, "Manner", "How the runtime carries plans out.")
-      .def(py::init([](std::vector<Place> places, int64_t small_unit_bytes, int64_t prefetch,
-                       bool separate_reductions, bool enqueue, Collective delay, int64_t stolen_permille) {
+      .def(py::init([](std::vector<Place> places, int64_t small_unit_bytes, bool separate_reductions,
+                       bool enqueue, Collective delay, int64_t stolen_permille) {
              return Manner{
-                 std::move(places), small_unit_bytes, prefetch, {separate_reductions, enqueue}, delay,
-                 stolen_permille};
+                 std::move(places), small_unit_bytes, {separate_reductions, enqueue}, delay, stolen_permille};
            }),
-           py::kw_only(), "places"_a, "small_unit_bytes"_a, "prefetch"_a, "separate_reductions"_a,
-           "enqueue"_a, "delay"_a, "stolen_permille"_a);
+           py::kw_only(), "places"_a, "small_unit_bytes"_a, "separate_reductions"_a, "enqueue"_a, "delay"_a,
+           "stolen_permille"_a);
   bind_played(m);
   m.def(
       "group_units",

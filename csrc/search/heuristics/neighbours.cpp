@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <utility>
 
 namespace osdp::search {
 
@@ -41,6 +42,9 @@ Neighbours::Neighbours(const PlanEvaluator& evaluator) : evaluator_(evaluator) {
 }
 
 void Neighbours::list_in_order() {
+  for (const int64_t prefetch : evaluator_.request().space.prefetches)
+    in_order_.push_back(
+        [prefetch](IndexedPlan& plan) { return std::exchange(plan.prefetch, prefetch) != prefetch; });
   add_operators(open_);
   for (const EquivalenceClass* cls : recomputed_) {
     for (const Recompute way : cls->ways) {
@@ -102,6 +106,7 @@ void Neighbours::change(IndexedPlan& plan, bool coarse) {
   if (what < 2 && set_batch(plan)) return;
   if (what < 6 && !recomputed_.empty()) return set_blocks(plan, coarse);
   if (what < 9 && of_block_.size() > 1) return copy_block(plan, coarse);
+  if (what == 19 && set_prefetch(plan)) return;
   if (open_.empty()) return;
   if (what < 10) return swap(plan);
   if (what < 12 && !coarse) return set_run(plan);
@@ -167,6 +172,13 @@ bool Neighbours::set_batch(IndexedPlan& plan) {
   const int64_t far = 1 + static_cast<int64_t>(below(1 + static_cast<size_t>(plan.batch.size / 4)));
   const int64_t to = plan.batch.size + (below(2) == 0 ? far : -far);
   plan.batch.size = std::clamp<int64_t>(to, 1, evaluator_.classes().most_batch);
+  return true;
+}
+
+bool Neighbours::set_prefetch(IndexedPlan& plan) {
+  const std::vector<int64_t>& allowed = evaluator_.request().space.prefetches;
+  if (allowed.size() < 2) return false;
+  plan.prefetch = allowed[below(allowed.size())];
   return true;
 }
 

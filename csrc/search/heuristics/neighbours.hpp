@@ -16,16 +16,16 @@ class Neighbours {
   Neighbours(const Neighbours&) = delete;
   Neighbours& operator=(const Neighbours&) = delete;
 
-  // Coarse moves; each returns false if it changes nothing. All operators, those at one position of the
-  // blocks, half of those, or a single one near either end of the model take another mode, unsplit; the first
-  // or the last blocks of a class take another recomputation.
+  // Coarse moves; each returns false if it changes nothing. Units are gathered further ahead, or less far;
+  // all operators, those at one position of the blocks, half of those, or a single one near either end of the
+  // model take another mode, unsplit; the first or the last blocks of a class take another recomputation.
   using Change = std::function<bool(IndexedPlan&)>;
   const std::vector<Change>& in_order() const { return in_order_; }
 
   // A random move, after which the plan may exceed the limit: an operator, or those at one position of
   // neighbouring blocks, take another option; a few neighbours take one mode; blocks take another
-  // recomputation, or copy another block entirely; the batch changes; two operators swap their options.
-  // `coarse`: moves of blocks apply to all of them.
+  // recomputation, or copy another block entirely; the batch changes, or how far ahead units are gathered;
+  // two operators swap their options. `coarse`: moves of blocks apply to all of them.
   void change(IndexedPlan& plan, bool coarse);
 
   // Reduces memory: one more block is recomputed, or the operators with the largest transient take options
@@ -51,6 +51,7 @@ class Neighbours {
   void set_blocks(IndexedPlan& plan, bool coarse);
   void copy_block(IndexedPlan& plan, bool coarse);
   bool set_batch(IndexedPlan& plan);
+  bool set_prefetch(IndexedPlan& plan);
   void swap(IndexedPlan& plan);
   bool smaller_transient(IndexedPlan& plan) const;
 

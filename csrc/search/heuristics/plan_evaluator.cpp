@@ -32,7 +32,7 @@ const std::vector<Candidate>& PlanEvaluator::candidates(int op, Recompute way) c
 void PlanEvaluator::check(const IndexedPlan& plan) const {
   const Decision& d = plan.decision;
   bool good = d.choices.size() == model().operators.size() && d.ways.size() == model().blocks.size() &&
-              plan.batch.size >= 1 && plan.batch.accumulation >= 1;
+              plan.batch.size >= 1 && plan.batch.accumulation >= 1 && plan.prefetch >= 0;
   const std::vector<Recompute>& ways = request_.recompute;
   for (size_t i = 0; good && i < d.choices.size(); ++i) {
     const Recompute way = way_of(static_cast<int>(i), d);
@@ -54,7 +54,7 @@ int64_t PlanEvaluator::objective_ps(const IndexedPlan& plan) const {
 }
 
 PlainPlan PlanEvaluator::choices_of(const IndexedPlan& plan) const {
-  PlainPlan result{plan.batch, {}, plan.decision.ways};
+  PlainPlan result{plan.batch, {}, plan.decision.ways, plan.prefetch};
   for (size_t i = 0; i < plan.decision.choices.size(); ++i) {
     PlainPlan::Choice& choice = result.choices.emplace_back();
     if (plan.decision.choices[i] < 0) continue;

@@ -13,10 +13,14 @@ namespace osdp::search {
 struct IndexedPlan {
   Batch batch;
   Decision decision;
+  int64_t prefetch = 1;  // of Space::prefetches
   bool operator==(const IndexedPlan&) const = default;
 };
 
-inline IndexedPlan indexed_plan(const Found& found) { return {found.batch, found.decision}; }
+// With as little gathered ahead as the space has.
+inline IndexedPlan indexed_plan(const Found& found, const Space& space) {
+  return {found.batch, found.decision, space.prefetches.front()};
+}
 
 // `request` and `player` must outlive it; `request` may differ from the player's in objective, limit and
 // batches. Not const: it counts simulations and keeps the last plan's step.

@@ -17,6 +17,7 @@ constexpr int kRepairs = 3;     // most attempts to repair a plan over the limit
 constexpr int kShrinks = 20;    // most attempts to shrink a plan over the limit
 constexpr int kKept = 4;        // most blocks whose recomputation is dropped at once
 constexpr int64_t kTries = 20;  // changes considered per step that may be simulated
+constexpr double kGain = 1e-3;  // of the step, for which another turn is worth it
 
 struct Played {
   IndexedPlan plan;
@@ -37,8 +38,10 @@ class Polisher {
         enough_ps_(enough_ps),
         ended_(over),
         neighbours_(evaluator),
-        last_(evaluator.plays() + std::max<int64_t>(plays, 1)),
-        tries_(kTries * std::max<int64_t>(plays, 1)) {}
+        plays_(std::max<int64_t>(plays, 1)),
+        last_(evaluator.plays() + plays_),
+        most_(evaluator.plays() + kMostTurns * plays_),
+        tries_(kTries * plays_) {}
 
   void add(const IndexedPlan& seed, size_t number) {
     evaluator_.check(seed);
@@ -50,7 +53,7 @@ class Polisher {
     if (seeds_.empty()) throw InvalidProblem("no plan to begin with keeps the limit");
     std::stable_sort(seeds_.begin(), seeds_.end(),
                      [](const Played& a, const Played& b) { return a.faster_than(b); });
-    Played best = seeds_.front();
+    Played best = seeds_.front(), paid = best;
     for (size_t turn = 0; more(); ++turn) {
       const bool coarse = turn % 3 == 0;
       move_to(turn < std::min(kInTurn, seeds_.size()) ? seeds_[turn]
@@ -61,17 +64,15 @@ class Polisher {
       if (coarse) climb(true);
       climb(false);
       if (here_.faster_than(best)) best = here_;
+      if (gains(paid, best)) paid = best, go_on();
     }
-    const IndexedPlan& plan = best.plan;
-    return {{plan.batch, plan.decision, evaluator_.objective_ps(plan), evaluator_.peak_bytes(plan)},
-            best.step_ps,
-            best.seed};
+    return {best.plan, best.step_ps, best.seed};
   }
 
  private:
   using Key = std::vector<int64_t>;
   static Key key_of(const IndexedPlan& plan) {
-    Key key{plan.batch.size, plan.batch.accumulation};
+    Key key{plan.batch.size, plan.batch.accumulation, plan.prefetch};
     key.insert(key.end(), plan.decision.choices.begin(), plan.decision.choices.end());
     for (Recompute way : plan.decision.ways) key.push_back(static_cast<int64_t>(way));
     return key;
@@ -94,6 +95,15 @@ class Polisher {
 
   bool more() const {
     return evaluator_.plays() < last_ && tries_ > 0 && !enough(here_) && !(ended_ && ended_());
+  }
+  static bool gains(const Played& from, const Played& to) {
+    return static_cast<double>(to.step_ps) * static_cast<double>(from.plan.batch.samples()) <
+           (1 - kGain) * static_cast<double>(from.step_ps) * static_cast<double>(to.plan.batch.samples());
+  }
+  // As many steps from here on as in the beginning.
+  void go_on() {
+    last_ = std::min(most_, evaluator_.plays() + plays_);
+    tries_ = std::max(tries_, kTries * (last_ - evaluator_.plays()));
   }
   bool enough(const Played& played) const {
     return played.step_ps > 0 && static_cast<double>(played.step_ps) <=
@@ -220,7 +230,9 @@ class Polisher {
   const double enough_ps_;
   const std::function<bool()>& ended_;
   Neighbours neighbours_;
-  const int64_t last_;
+  const int64_t plays_;
+  int64_t last_;
+  const int64_t most_;
   int64_t tries_;
   std::map<Key, int64_t> known_;  // simulated ps of a step
   std::map<Key, int64_t> spares_;

@@ -9,9 +9,10 @@
 // fits] in planner/peak_limit.hpp): a plan over its limit is repaired where the objective loses least, or
 // at random, by as many bytes of the sum as its own peak is over; memory left over is used where the
 // objective gains most. A change is kept if the simulated step is no slower. After many changes without
-// progress the search restarts from another plan with a few changes, until `plays` steps were simulated. That
-// is a count, not a time, and the random sequence is fixed, so the result is deterministic. Every returned
-// plan fits; nothing is proven about its simulated time.
+// progress the search restarts from another plan with a few changes, until `plays` steps were simulated;
+// after each gain as many again, kMostTurns times as many at most. That is a count, not a time, and the
+// random sequence is fixed, so the result is deterministic. Every returned plan fits; nothing is proven about
+// its simulated time.
 #pragma once
 
 #include <functional>
@@ -21,8 +22,10 @@
 
 namespace osdp::search {
 
+inline constexpr int64_t kMostTurns = 4;
+
 struct Polished {
-  Found plan;             // step_ps: the objective
+  IndexedPlan plan;
   int64_t played_ps = 0;  // simulated time of a step
   size_t seed = 0;        // index of the seed that it was derived from
 };

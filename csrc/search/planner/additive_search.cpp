@@ -11,7 +11,7 @@ Answer additive_optimum(Searches& searches, Request problem, double gap) {
   a.limit_bytes = problem.limit_bytes, a.smallest_limit_bytes = found.smallest_limit_bytes;
   if (!found.feasible) return a;
   PlanEvaluator own(problem, searches.planner().player(), problem.limit_bytes);
-  const IndexedPlan plan = indexed_plan(found_of(found));
+  const IndexedPlan plan = indexed_plan(found_of(found), problem.space);
   a.feasible = true, a.plan = own.plain(plan), a.peak_bytes = own.largest_peak_bytes(plan);
   if (problem.paper()) {
     a.played.step_ps = found.step_ps;

@@ -45,7 +45,7 @@ LeastPeak least_of_sums(Searches& searches, Request part, PlanEvaluator& own) {
     const Schedule found = searches.run(part, kAnyPlan);
     if (!found.feasible) break;
     PlanEvaluator narrowed(part, searches.planner().player(), 0);
-    const IndexedPlan plan = in_whole_space(own, narrowed.plain(indexed_plan(found_of(found))));
+    const IndexedPlan plan = in_whole_space(own, narrowed.plain(indexed_plan(found_of(found), part.space)));
     const int64_t peak = own.largest_peak_bytes(plan);
     if (!least.found || peak < least.largest_peak_bytes) least = {true, plan, peak};
     const int64_t transient = largest_transient(narrowed.classes(), found.decision);
@@ -77,7 +77,7 @@ void descend(PlanEvaluator& evaluator, LeastPeak& least, const std::function<boo
 }  // namespace
 
 IndexedPlan in_whole_space(const PlanEvaluator& evaluator, const PlainPlan& plan) {
-  IndexedPlan found{plan.batch, {std::vector<int>(plan.choices.size(), -1), plan.blocks}};
+  IndexedPlan found{plan.batch, {std::vector<int>(plan.choices.size(), -1), plan.blocks}, plan.prefetch};
   for (size_t i = 0; i < plan.choices.size(); ++i) {
     const int op = static_cast<int>(i);
     const auto& list = evaluator.candidates(op, evaluator.way_of(op, found.decision));
@@ -96,6 +96,7 @@ LeastPeak least_peak(Searches& searches, const Request& problem) {
   const auto over = [&] { return searches.over(); };
   LeastPeak least;
   Request smallest = problem;
+  smallest.space.prefetches.resize(1);  // what is gathered ahead takes memory
   if (smallest.batches.empty()) smallest.batches = {{1, 1}};
   for (const Request& part : parts_of(smallest)) {
     if (over() && least.found) break;

@@ -305,7 +305,7 @@ StepProver::Range StepProver::bounded(GatherRange gather, BatchSizes sizes, cons
 bool StepProver::prove() {
   StepShares shares{kWhole / 2, kWhole / 2};
   if (problem_.device.stolen > 0) shares = {};
-  const bool none_ahead = searches_.planner().player().manner().prefetch == 0;
+  const bool none_ahead = problem_.space.prefetches.back() == 0;
   Range beginning;
   beginning.shares = shares;
   all_ = bounded(none_ahead ? GatherRange{0, 0} : GatherRange{}, {}, beginning, kNever);

@@ -18,13 +18,16 @@ constexpr double kFar = 0.02;  // gap above which the smaller space is searched 
 // than a part of this.
 constexpr double kSharpest = 0.005;
 constexpr size_t kPolished = 6;  // plans that local search begins with
-// Limits of local search: the number of steps, beside Wish::played_operators.
+// Limits of local search: the number of steps, beside Wish::played_operators; for a gap of kFar. More where
+// more can be gained.
 constexpr int64_t kFewestPlays = 32, kMostPlays = 1000;
+constexpr double kLeastShare = 0.25, kMostShare = 2.5;
 
 struct Seed {
   IndexedPlan plan;
   PlayedStep played;
-  int64_t spare_bytes = 0;  // of its largest peak; negative: over the limit
+  int64_t spare_bytes = 0;   // of its largest peak; negative: over the limit
+  IndexedPlan asked = plan;  // that `plan` was made of
   bool faster_than(const Seed& o) const {
     return faster(played.step_ps, plan.batch, o.played.step_ps, o.plan.batch);
   }
@@ -50,6 +53,7 @@ class StepSearch {
       consider_part(*part->search);
     }
     if (!fits()) return {};
+    gather_no_further_than_needed();
     Answer a;
     a.feasible = true, a.proof = prover_.proof();
     a.plan = evaluator_->plain(seeds_.front().plan), a.played = seeds_.front().played;
@@ -99,6 +103,13 @@ class StepSearch {
            (1 + gap_);
   }
   double enough_ps() const { return 1e12 * prover_.lower_bound_s_per_sample() * (1 + gap_); }
+  // Of the fastest plan.
+  double gap() const {
+    const Seed& best = seeds_.front();
+    return static_cast<double>(best.played.step_ps) / static_cast<double>(best.plan.batch.samples()) /
+               (1e12 * prover_.lower_bound_s_per_sample()) -
+           1;
+  }
   // Whether the fastest plan takes at most this time per sample.
   bool within(double ps) const {
     const Seed& best = seeds_.front();
@@ -109,12 +120,26 @@ class StepSearch {
     return within(enough_ps());
   }
 
-  // Simulates a plan. Keeps seeds sorted: those that fit, fastest first, then the others.
+  Seed simulated(const IndexedPlan& plan) {
+    return {plan, evaluator_->play(plan), limit_.spare(evaluator_->largest_peak_bytes(plan))};
+  }
+
+  // Simulates a plan, whose units are gathered further ahead for as long as that makes its step shorter.
+  // Keeps seeds sorted: those that fit, fastest first, then the others.
   void consider(const IndexedPlan& plan) {
-    PlanEvaluator& own = *evaluator_;
     for (const Seed& s : seeds_)
-      if (s.plan == plan) return;
-    Seed seed{plan, own.play(plan), limit_.spare(own.largest_peak_bytes(plan))};
+      if (s.asked == plan || s.plan == plan) return;
+    Seed seed = simulated(plan);
+    seed.asked = plan;
+    for (const int64_t prefetch : problem_.space.prefetches) {
+      if (prefetch <= plan.prefetch) continue;
+      IndexedPlan further = plan;
+      further.prefetch = prefetch;
+      Seed next = simulated(further);
+      if (!next.faster_than(seed)) break;
+      next.asked = plan;
+      seed = std::move(next);
+    }
     const auto before = [](const Seed& a, const Seed& b) {
       return (a.spare_bytes >= 0) != (b.spare_bytes >= 0) ? a.spare_bytes >= 0 : a.faster_than(b);
     };
@@ -122,12 +147,25 @@ class StepSearch {
   }
 
   void consider_proven() {
-    for (; proven_ < prover_.plans().size(); ++proven_) consider(indexed_plan(prover_.plans()[proven_]));
+    for (; proven_ < prover_.plans().size(); ++proven_)
+      consider(indexed_plan(prover_.plans()[proven_], problem_.space));
   }
 
   // Raises the bound by dividing the plans into ranges of budgets; their minima are more plans.
   void sharpen() {
     while (!done() && prover_.sharpen(needed_s())) consider_proven();
+  }
+
+  void gather_no_further_than_needed() {
+    for (const int64_t prefetch : problem_.space.prefetches) {
+      IndexedPlan nearer = seeds_.front().plan;
+      if (prefetch >= nearer.prefetch) return;
+      nearer.prefetch = prefetch;
+      Seed next = simulated(nearer);
+      if (next.spare_bytes < 0 || seeds_.front().faster_than(next)) continue;
+      seeds_.front() = std::move(next);
+      return;
+    }
   }
 
   bool far() const {
@@ -163,6 +201,7 @@ class StepSearch {
     const auto operators = static_cast<int64_t>(own.model().operators.size());
     const int64_t plays = std::clamp(searches_.wish().played_operators / std::max<int64_t>(1, operators),
                                      kFewestPlays, kMostPlays);
+    const double share = std::clamp(gap() / kFar, kLeastShare, kMostShare);
     std::vector<IndexedPlan> seeds;
     for (const bool others : {false, true}) {  // first the fastest of each batch
       for (const Seed& s : seeds_) {
@@ -175,7 +214,9 @@ class StepSearch {
     }
     const auto left = [&](const IndexedPlan& plan) { return limit_.spare(own.largest_peak_bytes(plan)); };
     const auto over = [&] { return searches_.over(); };
-    consider(indexed_plan(polish(own, seeds, plays, left, enough_ps(), over).plan));
+    consider(
+        polish(own, seeds, static_cast<int64_t>(share * static_cast<double>(plays)), left, enough_ps(), over)
+            .plan);
   }
 
   Searches& searches_;

@@ -17,6 +17,7 @@ struct PlainPlan {
   };
   std::vector<Choice> choices;    // one per operator; ignored for operators without parameters
   std::vector<Recompute> blocks;  // one per entry of Model::blocks
+  int64_t prefetch = 1;           // Step::prefetch
   int64_t gather_bytes = 0;       // Step::gather_bytes
 };
 

@@ -157,6 +157,10 @@ void validate(const Space& space) {
   if (space.modes.empty()) throw InvalidProblem("no mode is allowed");
   codes(space.modes, kModes.size(), "modes");
   for (int64_t g : space.granularities) within(g, 1, 4096, "a granularity");
+  const std::vector<int64_t>& ahead = space.prefetches;
+  if (ahead.empty()) throw InvalidProblem("no number of units to gather ahead");
+  for (size_t n = 0; n < ahead.size(); ++n)
+    within(ahead[n], n == 0 ? 0 : ahead[n - 1] + 1, 64, "units gathered ahead");
   const OptimizerState& optimizer = space.optimizer;
   within(optimizer.copies, 0, 32, "copies of parameters in the optimizer's state");
   within(optimizer.per_256, 0, 32 * 256, "the optimizer's bytes for 256 elements");

@@ -7,7 +7,7 @@
 namespace osdp::search {
 namespace {
 
-constexpr int kHalvings = 6;
+constexpr int64_t kParts = 32;  // of the largest unit: how closely the budget is found
 
 int64_t largest_unit(const Step& step) {
   int64_t largest = 0;
@@ -28,8 +28,8 @@ int64_t fit_gather_bytes(Step& step, int64_t most_bytes) {
   };
   int64_t kept = 1, peak = peak_with(kept, kLargestSum);
   if (peak > most_bytes) return peak;
-  int64_t step_bytes = (1 + step.prefetch) * largest_unit(step);
-  for (int n = 0; n < kHalvings; ++n) {
+  const int64_t largest = largest_unit(step);
+  for (int64_t step_bytes = (1 + step.prefetch) * largest; step_bytes > largest / kParts;) {
     step_bytes /= 2;
     const int64_t more = peak_with(kept + step_bytes, most_bytes);
     if (more <= most_bytes) kept += step_bytes, peak = more;

@@ -89,7 +89,7 @@ Step PlanPlayer::step(const PlainPlan& plan, const std::vector<Members>& units) 
   std::vector<PlannedUnit> joined;
   joined.reserve(units.size());
   for (const Members& members : units) joined.push_back(planned(members));
-  return step_of(model_, request_, plan, std::move(joined), manner_.prefetch, manner_.delay, manner_.lanes);
+  return step_of(model_, request_, plan, std::move(joined), manner_.delay, manner_.lanes);
 }
 
 int64_t PlanPlayer::largest_peak(const Step& step) const {

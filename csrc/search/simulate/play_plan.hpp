@@ -13,7 +13,6 @@ namespace osdp::search {
 struct Manner {
   std::vector<Place> places;     // one per entry of Model::operators
   int64_t small_unit_bytes = 0;  // smaller units are joined with a neighbour
-  int64_t prefetch = 1;          // units gathered ahead
   Lanes lanes;
   Collective delay;             // additional time of one ring step while this rank computes
   int64_t stolen_permille = 0;  // see `play`

@@ -80,11 +80,11 @@ class Builder {
     in_a_micro_batch_.stage = {};  // of what lasts through them the units know
   }
 
-  Step build(std::vector<PlannedUnit> units, int64_t prefetch, Lanes lanes) {
+  Step build(std::vector<PlannedUnit> units, Lanes lanes) {
     step_.operators.reserve(model_.operators.size());
     step_.units.reserve(units.size());
     step_.accumulation = plan_.batch.accumulation;
-    step_.prefetch = prefetch;
+    step_.prefetch = plan_.prefetch;
     step_.gather_bytes = plan_.gather_bytes;
     step_.lanes = lanes;
     step_.held_bytes = of_batch(model_.buffer_bytes, model_.input_bytes_per_sample);
@@ -508,8 +508,8 @@ class Builder {
 }  // namespace
 
 Step step_of(const Model& model, const Request& request, const PlainPlan& plan,
-             std::vector<PlannedUnit> units, int64_t prefetch, const Collective& delay, Lanes lanes) {
-  return Builder(model, request, plan, delay).build(std::move(units), prefetch, lanes);
+             std::vector<PlannedUnit> units, const Collective& delay, Lanes lanes) {
+  return Builder(model, request, plan, delay).build(std::move(units), lanes);
 }
 
 }  // namespace osdp::search

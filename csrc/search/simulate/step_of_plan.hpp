@@ -20,6 +20,6 @@ struct PlannedUnit {
 // throws InvalidProblem if the plan does not match the model, or if an operator cannot be sharded in the way
 // it says.
 Step step_of(const Model& model, const Request& request, const PlainPlan& plan,
-             std::vector<PlannedUnit> units, int64_t prefetch, const Collective& delay, Lanes lanes = {});
+             std::vector<PlannedUnit> units, const Collective& delay, Lanes lanes = {});
 
 }  // namespace osdp::search

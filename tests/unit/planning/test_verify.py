@@ -85,6 +85,8 @@ RING = Protocol("ring", "LL", 1e-6, 1e-7, 2e-6, 0.5, 1e10)
 MANY = Protocol("ring", "Simple", 2e-6, 1e-6, 1e-5, 1.0)
 TREE = Protocol("tree", "LL", 1e-6, 1e-7, 1e-6, 0.5, 1e10)
 INPUTS = (
+    "prefetch",
+    "searched.prefetch",
     "gather_bytes",
     "world_size",
     "memory_limit_bytes",

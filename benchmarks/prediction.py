@@ -1,8 +1,9 @@
 """How true the predicted step time is: profiled, predicted and measured in turns, the bare model beside.
 
-    python benchmarks/prediction.py [--rounds 5] [--steps 10] [--ranks 2] [--hosts 2 --rate 1gbit] [--json FILE]
+    python benchmarks/prediction.py [--plans modes|ahead] [--rounds 5] [--steps 10] [--ranks 2] [--hosts 2 --rate 1gbit] [--json FILE]
 
-The GPT of benchmarks/step.py under single modes and a searched mixture. In every round the machine is profiled anew, each
+The GPT of benchmarks/step.py under single modes and a searched mixture; or with everything sharded and recomputed, and units
+gathered 1 to 8 ahead (`prefetch`) or as the search decides. In every round the machine is profiled anew, each
 plan's step is played on that profile, and the plans and the bare model (every rank by itself, without communication)
 take their steps in turn. Printed are medians over rounds of the error, and of the error where both sides are divided
 by the bare model's step: predicted by its profile, measured in the same turn. The second is less disturbed by other work
@@ -25,7 +26,7 @@ from support.launch import as_rank, run_ranks
 BARE = "bare model"
 
 
-def measure(rounds: str, steps: str) -> dict[str, Any]:
+def measure(which: str, rounds: str, steps: str) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
     from support.gpt import batch, make_gpt
@@ -37,11 +38,7 @@ def measure(rounds: str, steps: str) -> dict[str, Any]:
     bare = make_gpt()[0]
     description = osdp.describe(bare, *sample)
     hardware = osdp.profile(bare, *sample, seconds=6)
-    plans = {
-        mode: osdp.Plan.uniform(description, mode) for mode in ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD")
-    }
-    plans = {name: replace(plan, batch_size=sample[0].shape[0]) for name, plan in plans.items()}
-    plans["searched"] = searched(description, hardware, sample[0].shape[0])
+    plans = (ahead if which == "ahead" else modes)(description, hardware, sample[0].shape[0])
     models = {BARE: bare, **{n: osdp.fully_shard(make_gpt()[0], p) for n, p in plans.items()}}
     optimizers = {
         n: torch.optim.AdamW(m.parameters(), lr=1e-3, fused=True) for n, m in models.items() if n != BARE
@@ -79,6 +76,24 @@ def measure(rounds: str, steps: str) -> dict[str, Any]:
     return {"rounds": rows, "hardware": json.loads(hardware.dumps())}
 
 
+def modes(description: Any, hardware: Any, batch_size: int) -> dict[str, Any]:
+    import osdp
+
+    plans = {m: osdp.Plan.uniform(description, m) for m in ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD")}
+    plans = {name: replace(plan, batch_size=batch_size) for name, plan in plans.items()}
+    return plans | {"searched": searched(description, hardware, batch_size)}
+
+
+def ahead(description: Any, hardware: Any, batch_size: int) -> dict[str, Any]:
+    """With memory that is no limit."""
+    import osdp
+
+    space = dict(modes="FULL_SHARD", granularity=1, checkpoint=True, batch_size=batch_size)
+    given = dict(hardware=hardware, memory="1TiB")
+    found = {n: osdp.search(description, prefetch=n, **space, **given) for n in (1, 2, 4, 8, "auto")}
+    return {f"{n} ahead": plan for n, plan in found.items()}
+
+
 def searched(description: Any, hardware: Any, batch_size: int) -> Any:
     """The plan half-way between the least and the most memory."""
     from support.limits import least_and_most
@@ -102,6 +117,7 @@ def errors(rows: list[dict[str, Any]], name: str) -> tuple[float, float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--plans", choices=("modes", "ahead"), default="modes")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--ranks", type=int, default=2)
@@ -112,7 +128,7 @@ def main() -> int:
     given = parser.parse_args()
     found = run_ranks(
         __file__,
-        [str(given.rounds), str(given.steps)],
+        [given.plans, str(given.rounds), str(given.steps)],
         given.ranks,
         hosts=given.hosts,
         rate=given.rate,

@@ -1,6 +1,7 @@
 """How true the predicted step time is: profiled, predicted and measured in turns, the bare model beside.
 
-    python benchmarks/prediction.py [--plans modes|ahead] [--rounds 5] [--steps 10] [--ranks 2] [--hosts 2 --rate 1gbit] [--json FILE]
+    python benchmarks/prediction.py [--plans modes|ahead] [--rounds 5] [--steps 10] [--ranks 2]
+        [--hosts 2 --rate 1gbit] [--json FILE]
 
 The GPT of benchmarks/step.py under single modes and a searched mixture; or with everything sharded and recomputed, and units
 gathered 1 to 8 ahead (`prefetch`) or as the search decides. In every round the machine is profiled anew, each

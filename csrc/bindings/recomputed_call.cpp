@@ -24,7 +24,7 @@ namespace py = pybind11;
 using runtime::RecomputedCall;
 using torch::autograd::SavedVariable;
 
-// The exception that ends a second forward: of a class that nn.Module's call runs its hooks for.
+// What ends a second forward. An Exception: for others nn.Module's call does not run `always_call` hooks.
 PyObject* everything_saved = nullptr;
 // torch._C._dynamo.eval_frame.set_eval_frame
 PyObject* set_eval_frame = nullptr;

@@ -10,9 +10,11 @@ namespace {
 
 constexpr const char* kAdvice =
     ". What it computes must depend on nothing that changes between its forward and backward (a counter, a "
-    "flag, "
-    "training mode, a global); use a plan that does not recompute it, or describe the model the way it is "
-    "called";
+    "flag, training mode, a global); use a plan that does not recompute it, or describe the model the way it "
+    "is called";
+use a plan that does not recompute it, or describe the model the way it is
+                                           "
+                                           "called";
 
 }  // namespace
 
@@ -90,8 +92,7 @@ at::Tensor RecomputedCall::take(size_t place, int64_t backward) {
   OSDP_CHECK(second && place < second->tensors.size() && second->tensors[place].defined(), Sharding,
              "OSDP: a tensor that '", name_,
              "' saved for backward is read twice in one backward; the block is recomputed, so it is there "
-             "once: read "
-             "ctx.saved_tensors once, or use a plan that does not recompute this block");
+             "once: read ctx.saved_tensors once, or use a plan that does not recompute this block");
   return std::exchange(second->tensors[place], {});
 }
 

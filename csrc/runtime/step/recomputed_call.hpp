@@ -20,29 +20,26 @@ namespace osdp::runtime {
 // which bindings/recomputed_call.cpp implements as C functions: they run for every tensor that is saved, 30
 // to 50 times in a block of a transformer.
 //
-// - A backward has one second forward for each call that it reaches, and each has its own tensors: two
-// backwards of one
-//   graph (retain_graph=True) that run one after the other, inside of each other or in two threads do not
-//   meet.
+// - A backward has one second forward for each call that it reaches, and each has its own tensors. So two
+//   backwards of one graph (retain_graph=True) do not meet, whether they run one after the other, one inside
+//   the other or in two threads.
 // - The second forward ends when the last tensor has been saved: nothing after that is needed.
 // - A tensor is handed out once, and from then on belongs to the one who asked. One that nobody asks for
-// lives until the
-//   node that would have is released, as if it were that node's own: after its turn in backward, or with the
-//   graph.
+//   lives until the node that would have is released, as if it were that node's own: after its turn in
+//   backward, or with the graph.
 // - A backward inside the block's forward (torch.autograd.grad of a part) asks when only some have been
-// saved: the second
-//   forward ends with the last of these. What it released is not kept in later second forwards either.
+//   saved: the second forward ends with the last of these. What it released is not kept in later ones either.
 // - Nested: a call inside of another's forward has its own hooks, so that the outer one sees only its inputs;
-// they count
-//   among what it saves. torch.utils.checkpoint follows the same rules, so the two nest in each other.
+//   they count among what it saves. torch.utils.checkpoint follows the same rules, so the two nest in each
+//   other.
 // - A second forward that fails leaves nothing: the next backward begins again.
 //
 // Errors are ShardingErrors: the second forward saved fewer tensors, or others (of another shape, dtype or
 // device); a tensor was asked for twice in one backward; a second forward was asked for inside of itself.
 // That it would save more is not seen, since it has ended then.
 //
-// All of it is protected by the GIL. It may be given up while a forward runs, so references to a
-// SecondForward, which stay valid while others begin and end, are all that is kept across one.
+// All of it is protected by the GIL. It may be given up while a forward runs, so only references to a
+// SecondForward are kept across one: they stay valid while others begin and end.
 class RecomputedCall {
  public:
   explicit RecomputedCall(std::string name) : name_(std::move(name)) {}
@@ -57,8 +54,8 @@ class RecomputedCall {
     int64_t backward;
     size_t saved = 0;    // how many it has saved so far
     bool ended = false;  // all have been saved, or it has run to its end
-    std::vector<at::Tensor>
-        tensors{};  // by place; undefined before they are saved, and after they are handed out or released
+    // By place; undefined before they are saved, and after they are handed out or released.
+    std::vector<at::Tensor> tensors{};
   };
   // Begins the second forward for a backward, or returns nullptr if that one has run to its end already.
   SecondForward* begin(int64_t backward);

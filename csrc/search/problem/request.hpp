@@ -120,8 +120,8 @@ struct Space {
   Cost cost = Cost::Osdp;
   std::vector<Mode> modes;
   std::vector<int64_t> granularities;  // > 1; tried where split_of (slices.hpp) says how
-  std::vector<int64_t> prefetches{
-      1};  // numbers of units that a plan may gather ahead; ascending, never empty
+  // Numbers of units that a plan may gather ahead; ascending, never empty.
+  std::vector<int64_t> prefetches{1};
   OptimizerState optimizer;
   int64_t bucket_bytes = int64_t{4} << 20;  // NO_SHARD gradients reduced together
   double slice_overhead_s = 0;              // of each slice after the first of a split operator, per step

@@ -12,9 +12,6 @@ constexpr const char* kAdvice =
     ". What it computes must depend on nothing that changes between its forward and backward (a counter, a "
     "flag, training mode, a global); use a plan that does not recompute it, or describe the model the way it "
     "is called";
-use a plan that does not recompute it, or describe the model the way it is
-                                           "
-                                           "called";
 
 }  // namespace
 

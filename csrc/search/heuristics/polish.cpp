@@ -17,7 +17,7 @@ constexpr int kRepairs = 3;     // most attempts to repair a plan over the limit
 constexpr int kShrinks = 20;    // most attempts to shrink a plan over the limit
 constexpr int kKept = 4;        // most blocks whose recomputation is dropped at once
 constexpr int64_t kTries = 20;  // changes considered per step that may be simulated
-constexpr double kGain = 1e-3;  // of the step, for which another turn is worth it
+constexpr double kGain = 2e-3;  // of the step, for which another turn is worth it
 
 struct Played {
   IndexedPlan plan;

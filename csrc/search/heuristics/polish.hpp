@@ -22,7 +22,7 @@
 
 namespace osdp::search {
 
-inline constexpr int64_t kMostTurns = 4;
+inline constexpr int64_t kMostTurns = 3;
 
 struct Polished {
   IndexedPlan plan;

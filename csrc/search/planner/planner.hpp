@@ -33,7 +33,7 @@ struct Wish {
   double gap = 0.005;          // the search ends when its plan's step is within this fraction of the bound
   double time_limit_s = 0;     // for everything; 0: steps are counted, or kDefaultTimeLimitS
   int64_t work = 500'000'000;  // steps of one search: Note [The same plan on every rank]
-  int64_t played_operators = 160'000;    // of local search, over all steps that it plays
+  int64_t played_operators = 400'000;    // of local search, over all steps that it plays
   bool find_smallest = true;             // the smallest limit, where nothing fits: longer than to prove that
   std::function<void(double)> tell_gap;  // of the current search: Budget::tell_gap
 };

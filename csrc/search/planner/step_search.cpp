@@ -18,10 +18,10 @@ constexpr double kFar = 0.02;  // gap above which the smaller space is searched 
 // than a part of this.
 constexpr double kSharpest = 0.005;
 constexpr size_t kPolished = 6;  // plans that local search begins with
-// Limits of local search: the number of steps, beside Wish::played_operators; for a gap of kFar. More where
-// more can be gained.
+// Limits of local search: the number of steps, beside Wish::played_operators, where the gap is kFar or more.
+// Of a smaller gap in proportion, at least kLeastShare: less can be gained.
 constexpr int64_t kFewestPlays = 32, kMostPlays = 1000;
-constexpr double kLeastShare = 0.25, kMostShare = 2.5;
+constexpr double kLeastShare = 0.25;
 
 struct Seed {
   IndexedPlan plan;
@@ -201,7 +201,7 @@ class StepSearch {
     const auto operators = static_cast<int64_t>(own.model().operators.size());
     const int64_t plays = std::clamp(searches_.wish().played_operators / std::max<int64_t>(1, operators),
                                      kFewestPlays, kMostPlays);
-    const double share = std::clamp(gap() / kFar, kLeastShare, kMostShare);
+    const double share = std::clamp(gap() / kFar, kLeastShare, 1.0);
     std::vector<IndexedPlan> seeds;
     for (const bool others : {false, true}) {  // first the fastest of each batch
       for (const Seed& s : seeds_) {

@@ -513,7 +513,7 @@ class Wish:
         gap: typing.SupportsFloat | typing.SupportsIndex = 0.005,
         time_limit_s: typing.SupportsFloat | typing.SupportsIndex = 0.0,
         work: typing.SupportsInt | typing.SupportsIndex = 500000000,
-        played_operators: typing.SupportsInt | typing.SupportsIndex = 160000,
+        played_operators: typing.SupportsInt | typing.SupportsIndex = 400000,
     ) -> None: ...
     @property
     def played_operators(self) -> int: ...

@@ -20,7 +20,16 @@ import operator
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from types import CellType, FunctionType, ModuleType
+from importlib.machinery import ModuleSpec
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    FunctionType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    ModuleType,
+    WrapperDescriptorType,
+)
 from typing import Any
 
 import torch
@@ -29,10 +38,29 @@ from torch.nn.utils import parametrize
 
 # With what torch and OSDP import (sympy: most of a process's modules) and what runs tests, which keep no tensors.
 _LIBRARIES = sys.stdlib_module_names | {
-    *("torch", "functorch", "numpy", "osdp", "sympy", "mpmath", "rich"),
+    *(
+        "torch",
+        "torchgen",
+        "functorch",
+        "numpy",
+        "osdp",
+        "sympy",
+        "mpmath",
+        "rich",
+        "networkx",
+        "jinja2",
+        "markupsafe",
+    ),
+    *("typing_extensions", "filelock", "fsspec", "psutil", "tqdm", "yaml", "_distutils_hack", "setuptools"),
+    *("huggingface_hub", "tokenizers", "safetensors"),
     *("pytest", "_pytest", "pluggy", "pygments", "hypothesis", "xdist"),
 }
 _CACHE: type = functools._lru_cache_wrapper
+# Most of what is there, passed over before anything else is asked: this runs for every name of every module.
+_PLAIN = {
+    *(str, int, float, bool, type(None), tuple, frozenset, property, ModuleType, ModuleSpec),
+    *(GetSetDescriptorType, MemberDescriptorType, BuiltinFunctionType, WrapperDescriptorType),
+}
 _IMPORTED = (ModuleType, FunctionType, type)
 
 
@@ -65,22 +93,23 @@ class Places:
                 self._remember_attributes(module, name)
 
     def _remember_attributes(self, owner: Any, module: str) -> None:
-        self._dicts.append((owner, dict(vars(owner))))
-        for value in self._dicts[-1][1].values():
-            self._remember(value, module)
+        attributes = dict(vars(owner))
+        self._dicts.append((owner, attributes))
+        for value in attributes.values():
+            if type(value) not in _PLAIN:
+                self._remember(value, module)
 
     def _remember(self, value: Any, module: str) -> None:
         kind = type(value)
-        if kind in (str, int, float, bool, type(None), ModuleType) or id(value) in self._seen:
+        if (kind is FunctionType and value.__module__ != module) or id(value) in self._seen:
             return
         self._seen.add(id(value))
-        if kind is dict:
+        if kind is FunctionType:
+            self._remember_function(value, module)
+        elif kind is dict:
             self._dicts.append((value, dict(value)))
         elif kind in (list, set):
             self._lists.append((value, list(value)))
-        elif kind is FunctionType:
-            if value.__module__ == module:
-                self._remember_function(value, module)
         elif kind is _CACHE:
             self._caches.append((value, value.cache_info().currsize))
         elif isinstance(value, type) and value.__module__ == module:
@@ -94,14 +123,16 @@ class Places:
         else:
             self._bare.append(function)
         for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-            self._remember(default, module)
+            if type(default) not in _PLAIN:
+                self._remember(default, module)
         for cell in function.__closure__ or ():
             try:
                 content = cell.cell_contents
             except ValueError:  # empty
                 continue
             self._cells.append((cell, content))
-            self._remember(content, module)
+            if type(content) not in _PLAIN:
+                self._remember(content, module)
 
     def _all_dicts(self) -> list[tuple[Any, dict[Any, Any]]]:
         return [*self._dicts, *((function, {}) for function in self._bare if function.__dict__)]

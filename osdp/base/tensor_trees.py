@@ -89,14 +89,6 @@ def tensors_held(tree: Any) -> Iterator[torch.Tensor]:
         seen.add(id(node))
 
 
-def versions_of(tree: Any) -> dict[int, int]:
-    """Versions of the tensors that `tree` holds, by storage: changes when a tensor is written to, added or
-    removed."""
-    return {
-        t.untyped_storage()._cdata: version_of(t) for t in tensors_held(tree) if t.layout is torch.strided
-    }
-
-
 def version_of(tensor: torch.Tensor) -> int:
     """The version counter; 0 for inference tensors, which have none."""
     return 0 if tensor.is_inference() else tensor._version

@@ -14,9 +14,10 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from osdp import _C
 from osdp.base.stand_in import StandIn
 from osdp.base.tensor_parallel import local_part, wraps_local
-from osdp.base.tensor_trees import map_tensors, tensors_held, tensors_in, versions_of
+from osdp.base.tensor_trees import map_tensors, tensors_held, tensors_in
 from osdp.description.equal_blocks import EqualBlocks
 from osdp.description.kernel_memory import KernelMemory
 from osdp.description.kernels import Call, flops_of
@@ -115,7 +116,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._returned: dict[int, int] = {}  # bytes; held by the model's caller
         self.blocks = recomputable_blocks(model)
         # Block -> versions of its inputs, for calls in progress.
-        self._inputs: dict[str, list[dict[int, int]]] = {}
+        self._inputs: dict[str, list[bytes]] = {}
         self._failures: list[tuple[BaseException, str]] = []
         self._copy_of: dict[int, torch.Tensor] = {}  # storage of a tensor of `original` -> the copy's tensor
         self._exit: ExitStack | None = None
@@ -192,14 +193,14 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
             with torch._C.DisableTorchFunction():
                 self._give(name, (args, kwargs))
-            self._inputs.setdefault(name, []).append(versions_of((args, kwargs)))
+            self._inputs.setdefault(name, []).append(_C.versions_in((args, kwargs)))
 
         return hook
 
     def _end(self, name: str) -> Callable[..., Any]:
         def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
             calls = self._inputs.get(name)
-            changed = calls is not None and bool(calls) and calls.pop() != versions_of((args, kwargs))
+            changed = calls is not None and bool(calls) and calls.pop() != _C.versions_in((args, kwargs))
             if changed:
                 self.trace.changed_inputs.add(name)
             error = sys.exc_info()[1]  # also runs when the forward raised, innermost module first

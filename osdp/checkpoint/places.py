@@ -111,10 +111,7 @@ class Partial:
     def complete(self, manifest: bytes) -> None:
         """Add the manifest and rename the directory to its final name. If two runs save there concurrently,
         the last one wins."""
-        with (self.path / FILE_NAME).open("xb") as file:
-            file.write(manifest)
-            file.flush()
-            os.fsync(file.fileno())
+        write_new(self.path / FILE_NAME, manifest)
         _sync(self.path)
         older = self.path.with_name(f"{self.path.name}-replaced")
         while True:
@@ -184,6 +181,14 @@ def _locked(path: Path) -> bool:
         return True
     finally:
         os.close(fd)
+
+
+def write_new(path: Path, content: bytes) -> None:
+    """A new file, on disk when this returns."""
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _sync(directory: Path) -> None:

@@ -32,7 +32,7 @@ from osdp.checkpoint.dcp_planners import BoxWriter, ChunkSavePlanner, bytes_of, 
 from osdp.checkpoint.folder import Folder
 from osdp.checkpoint.manifest import FileEntry, dumps
 from osdp.checkpoint.model_state import State, is_stage, look_at_tree
-from osdp.checkpoint.places import Partial, check_target, partial_path, recover, resolved
+from osdp.checkpoint.places import Partial, check_target, partial_path, recover, resolved, write_new
 from osdp.errors import OSDPError
 from osdp.ranks.rank_group import Together
 
@@ -183,10 +183,7 @@ class Saving:
                 files[name] = entry
         write_metadata(self._writer, self._metadata, boxes)
         for name, text in self._extra.items():
-            with (self.path / name).open("xb") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
+            write_new(self.path / name, text)
         for name in (METADATA_NAME, *self._extra):
             files[name] = FileEntry(*folder.checksum(name))
         folder.close()

@@ -81,11 +81,17 @@ class Together:
         `work` must not use collectives that a failing rank would not reach, unless all ranks fail there in
         the same way.
         """
+        results: list[T] = []
         error: Exception | None = None
         try:
-            result = work()
+            results.append(work())
         except Exception as caught:
             error = caught
+        self.raise_everywhere(step, error)
+        return results[0]
+
+    def raise_everywhere(self, step: str, error: Exception | None) -> None:
+        """Raises on all ranks if some rank has an error, as `do` does."""
         described = None if error is None else (type(error).__name__, str(error), getattr(error, "field", ""))
         failures = [(rank, found) for rank, found in enumerate(self.all(described)) if found is not None]
         if error is not None:
@@ -95,7 +101,6 @@ class Together:
         if failures:
             rank, (kind, message, field) = failures[0]
             raise _rebuilt(f"{step} failed on {self.name(rank)}: {message}", kind, field)
-        return result
 
 
 def _device_of(group: dist.ProcessGroup) -> torch.device:

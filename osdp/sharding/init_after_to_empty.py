@@ -174,7 +174,7 @@ def _in_full(sharded: Sharded, method: Callable[..., Any], name: str) -> Callabl
             with torch._C.DisableTorchFunction():
                 together = Together(sharded.group, f"{name}() after to_empty()")
                 try:
-                    together.do("initialising", lambda: _raise(error))
+                    together.raise_everywhere("initialising", error)
                 except Exception as everyones:
                     if error is None or everyones is error:
                         raise
@@ -184,8 +184,3 @@ def _in_full(sharded: Sharded, method: Callable[..., Any], name: str) -> Callabl
 
     initialising._osdp_method = method  # type: ignore[attr-defined]
     return initialising
-
-
-def _raise(error: Exception | None) -> None:
-    if error is not None:
-        raise error

@@ -9,7 +9,7 @@ sharded and freed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from weakref import ref
 
@@ -256,7 +256,7 @@ class Placing:
         if divided is not None:
             dist.all_reduce(failed, group=divided.mesh.get_group())
         if failed.item() > 0:  # all ranks come here
-            self.together.do("initialising the model", _raising(error))
+            self.together.raise_everywhere("initialising the model", error)
             raise ShardingError(
                 "initialising the model failed on a rank of tensor parallelism, which says why"
             )
@@ -276,11 +276,3 @@ class Placing:
             self.new_buffers[id(tensor)] = fresh
         number = fresh.is_floating_point() or fresh.is_complex()
         fresh.fill_(torch.nan if number else 0)  # so that a forgotten load is noticed
-
-
-def _raising(error: Exception | None) -> Callable[[], None]:
-    def work() -> None:
-        if error is not None:
-            raise error
-
-    return work

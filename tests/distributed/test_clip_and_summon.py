@@ -10,6 +10,7 @@ import torch
 from harness import Member
 from support import blocks, plans
 from support.pair import Pair, close, naming
+from support.worlds import worlds
 from torch import nn
 
 import osdp
@@ -43,7 +44,7 @@ def clip(me: Member) -> None:
         pair.same_parameters()
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", worlds(3, more=(2,)))
 def test_clipping_scales_by_the_norm_of_one_process(ranks, world):
     ranks(clip, world=world)
 
@@ -94,7 +95,7 @@ def write_full(me: Member) -> None:
         pair.train(steps=2)
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", worlds(4, more=(2,)))
 def test_changes_to_summoned_parameters_are_kept(ranks, world):
     ranks(write_full, world=world)
 

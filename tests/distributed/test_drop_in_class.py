@@ -9,6 +9,7 @@ import torch
 from harness import Member
 from support import blocks, plans
 from support.pair import SEED, adamw, close, naming
+from support.worlds import worlds
 from torch import nn
 
 import osdp
@@ -64,7 +65,7 @@ def train(me: Member, planned: bool, norm_type: float) -> None:
 
 @pytest.mark.parametrize("norm_type", [2.0, float("inf")])
 @pytest.mark.parametrize("planned", [False, True])
-@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("world", worlds(1, 3, more=(2,)))
 def test_a_script_with_the_class_trains_as_one_process(ranks, planned, norm_type, world):
     ranks(train, planned, norm_type, world=world)
 

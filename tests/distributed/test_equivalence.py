@@ -10,10 +10,10 @@ from harness import Member
 from support import blocks, plans
 from support.pair import SEED, Pair, naming, train_all
 from support.workload import Workload
+from support.worlds import worlds
 
 # Each law on two ranks, on one (nothing is sharded), and on three, which no width divides; four only where more neighbours
 # could matter.
-WORLDS = [1, 2, 3, 4]
 
 
 def workload(me: Member, checkpointing: str | None = None) -> Workload:
@@ -48,7 +48,7 @@ def all_at_once(me: Member) -> None:
     train_all(me, workload(me), recomputing, micros=3, no_sync=True)
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", worlds(1, 3, 4, more=(2,)))
 def test_every_placement(ranks, world):
     ranks(plain, 6 if world == 2 else 3, world=world)
 
@@ -70,7 +70,7 @@ def test_blocks_that_the_user_recomputes(ranks, world, how):
     ranks(recomputed_by_user, how, world=world)
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", worlds(4, more=(2,)))
 def test_recomputation_accumulation_and_no_sync_together(ranks, world):
     ranks(all_at_once, world=world)
 

@@ -10,6 +10,7 @@ from harness import Member
 from support import blocks, plans
 from support.pair import Pair, close, naming
 from support.workload import Workload, vectors
+from support.worlds import worlds
 from torch import nn
 
 import osdp
@@ -100,7 +101,7 @@ def trained(me: Member) -> None:
 @pytest.mark.outcome(
     "`model.forward(x)`, `self.layer.forward(x)`, a class with a `__call__` of its own", "equal"
 )
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", worlds(3, more=(2,)))
 def test_forward_by_itself_trains_as_in_one_process(ranks, world):
     ranks(trained, world=world)
 

@@ -8,6 +8,7 @@ from harness import Member
 from support import plans
 from support.pair import SEED, Pair, close, naming, train_all
 from support.workload import Workload, vectors
+from support.worlds import worlds
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -113,7 +114,7 @@ def train(me: Member, name: str) -> None:
 ON_FOUR = ("LSTM", "shapes", "Conv1D", "fewer elements than ranks")  # where some rank has no row of something
 
 
-@pytest.mark.parametrize(("name", "world"), [(n, 2) for n in WORKLOADS] + [(n, 4) for n in ON_FOUR])
+@pytest.mark.parametrize(("name", "world"), [(n, 4 if n in ON_FOUR else 2) for n in WORKLOADS])
 def test_training_is_that_of_one_process(ranks, name, world):
     ranks(train, name, world=world)
 
@@ -177,7 +178,7 @@ def batch_norm(me: Member) -> None:
         close(model(x), other(x), 1e-9, f"{mode}: evaluation")
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", worlds(4, more=(2,)))
 def test_batch_norm_keeps_local_statistics_as_distributed_data_parallel(ranks, world):
     ranks(batch_norm, world=world)
 

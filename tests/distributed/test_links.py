@@ -16,6 +16,7 @@ from support import plans
 from support.links import NO, only, tower
 from support.pair import train_all
 from support.workload import Workload, vectors
+from support.worlds import worlds
 from torch import nn
 
 import osdp
@@ -35,7 +36,7 @@ def trained(me: Member, link: str) -> None:
 
 
 @pytest.mark.parametrize("link", NO)
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", worlds(3, more=(2,)))
 def test_training_through_each_link(world: int, link: str) -> None:
     for ending in run_doomed(trained, link, world=world, timeout_s=60.0):
         assert ending.error is None and ending.signal is None, ending

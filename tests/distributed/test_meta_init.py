@@ -13,6 +13,7 @@ from harness import Member
 from support import blocks, plans
 from support.descriptions import describe_once
 from support.pair import SEED, adamw, close, naming
+from support.worlds import worlds
 from torch import nn
 
 import osdp
@@ -370,7 +371,7 @@ def peak(me: Member) -> tuple[int, int]:
     return measured[0] - before, full
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", worlds(4, more=(2,)))
 def test_no_rank_ever_has_the_whole_model(ranks, world):
     for most, full in ranks(peak, world=world):
         assert full / world <= most < full / world + 3.5 * full / 32

@@ -9,6 +9,7 @@ from support import plans
 from support.pair import Pair, close, naming
 from support.said import ungathered
 from support.workload import Workload
+from support.worlds import worlds
 from torch import nn
 from torch.nn import functional as F
 
@@ -123,7 +124,7 @@ def train_by_method(me: Member) -> None:
                 close(me.mean(mine), whole, 1e-9, "loss without gradients")
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("world", worlds(1, 3, more=(2,)))
 def test_a_registered_method_trains_as_one_process(ranks, world):
     ranks(train_by_method, world=world)
 

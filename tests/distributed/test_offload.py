@@ -127,9 +127,7 @@ def train(me: Member, micros: int, no_sync: bool) -> None:
         assert runtime_of(pair.sharded).gathered_bytes() == 0
 
 
-@pytest.mark.parametrize(
-    ("world", "micros", "no_sync"), [(2, 1, False), (2, 3, False), (2, 3, True), (4, 3, False)]
-)
+@pytest.mark.parametrize(("world", "micros", "no_sync"), [(2, 1, False), (2, 3, True), (4, 3, False)])
 def test_training_is_that_of_one_process(ranks, world, micros, no_sync):
     ranks(moving, "train", micros, no_sync, world=world)
 

@@ -26,7 +26,7 @@ class Trained:
 
     def __init__(self, me: Member, tensor: int, pipeline: int, seed: int = 0, **options: Any) -> None:
         model = net(seed)
-        plan = plan_for(model, tensor, pipeline, me.world)
+        plan = me.once(lambda: plan_for(model, tensor, pipeline, me.world))
         self.pipe = osdp.parallelize(model, plan, loss_of, **options)
         self.model = self.pipe.module
         self.optimizer = torch.optim.AdamW(self.pipe.parameters(), lr=0.01)

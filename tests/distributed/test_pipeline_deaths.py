@@ -30,7 +30,8 @@ def fail(*_: object) -> None:
 def ends(me: Member, rank: int, how: Callable[..., None], directory: str) -> None:
     """What a step raised on a rank that lives; then its process ends, as a script's does."""
     model = net()
-    pipe = osdp.parallelize(model, plan_for(model, 1, 2, me.world), loss_of)
+    plan = me.once(lambda: plan_for(model, 1, 2, me.world))
+    pipe = osdp.parallelize(model, plan, loss_of)
     tokens, targets = (t[:4] for t in batch(0))
     pipe.step(tokens, target=targets)
     dist.barrier()

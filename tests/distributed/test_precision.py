@@ -43,13 +43,14 @@ def train_all(
             assert runtime.gathered_bytes() == runtime.copied_bytes() == 0
 
 
-@pytest.mark.parametrize(("world", "policy"), [(1, "bf16"), (3, "bf16"), *((2, p) for p in POLICIES)])
+@pytest.mark.parametrize(
+    ("world", "policy"), [(1, "bf16"), (3, "bf16"), *((2, p) for p in POLICIES if p != "bf16")]
+)
 def test_every_placement(ranks, world, policy):
     ranks(train_all, policy, world=world)
 
 
-@pytest.mark.parametrize("no_sync", [False, True])
-@pytest.mark.parametrize("policy", ["bf16", "fp32, bf16 sums"])
+@pytest.mark.parametrize(("policy", "no_sync"), [("bf16", True), ("fp32, bf16 sums", False)])
 def test_accumulation_over_three_micro_batches(ranks, policy, no_sync):
     ranks(train_all, policy, 3, no_sync, world=2)
 

@@ -15,6 +15,7 @@ from support.pair import Pair, close, naming
 from support.random_nets import RandomNet
 from support.refusals import Refusal
 from support.workload import Workload, vectors
+from support.worlds import worlds
 
 import osdp
 
@@ -144,7 +145,7 @@ def run_programs(me: Member, seeds: list[int]) -> None:
 
 
 @pytest.mark.parametrize("first", range(0, PROGRAMS, AT_ONCE))
-@pytest.mark.parametrize("world", [2, 3, 4])  # 4: with HYBRID_SHARD, on two hosts
+@pytest.mark.parametrize("world", worlds(3, 4, more=(2,)))  # 4: with HYBRID_SHARD, on two hosts
 def test_random_programs(ranks, world, first):
     """More of them: OSDP_PROGRAMS=1000 pytest tests/distributed/test_random_programs.py"""
     ranks(run_programs, [10_000 * world + first + i for i in range(AT_ONCE)], world=world)

@@ -50,7 +50,7 @@ def optimizer_in_backward(me: Member, hybrid: bool) -> None:
 @pytest.mark.outcome(
     "an optimizer's step in `register_post_accumulate_grad_hook` (optimizer in backward)", "equal"
 )
-@pytest.mark.parametrize(("world", "hybrid"), [(2, False), (3, False), (4, True)])
+@pytest.mark.parametrize(("world", "hybrid"), [(3, False), (4, True)])
 def test_an_optimizer_in_backward_trains_as_in_one_process(ranks, world, hybrid):
     ranks(optimizer_in_backward, hybrid, world=world)
 

@@ -9,6 +9,7 @@ from support import plans
 from support.blocks import HIDDEN, VOCABULARY, surprise, tokens
 from support.pair import Pair, naming, train_all
 from support.workload import Workload, vectors
+from support.worlds import worlds
 from torch import nn
 from torch.nn import functional as F
 
@@ -210,7 +211,7 @@ def test_a_table_that_slices_cannot_be_of_is_refused(ranks):
     ranks(changed_since_described, world=1)
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("world", worlds(1, 3, 4, more=(2,)))
 def test_tables_in_slices(ranks, world):
     ranks(tables, torch.float64, None, world=world)
 
@@ -260,7 +261,7 @@ def branch_by_step(me: Member) -> None:
             pair.same_parameters()
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", worlds(3, more=(2,)))
 def test_a_branch_that_depends_on_the_step(ranks, world):
     ranks(branch_by_step, world=world)
 
@@ -350,6 +351,6 @@ def gradients_in_one_memory(me: Member) -> None:
                 pair.train(steps=3)
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", worlds(4, more=(2,)))
 def test_gradients_that_share_memory(ranks, world):
     ranks(gradients_in_one_memory, world=world)

@@ -12,6 +12,7 @@ from support import blocks, plans
 from support.descriptions import describe_once
 from support.pair import Pair, close, cut, naming
 from support.workload import Workload
+from support.worlds import worlds
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh
@@ -332,7 +333,7 @@ def pieces_tile_every_parameter(me: Member) -> None:
                 assert torch.equal(total.round(), torch.ones_like(total)), f"{name}: not tiled once"
 
 
-@pytest.mark.parametrize("world", [3, 4])
+@pytest.mark.parametrize("world", worlds(4, more=(3,)))
 def test_the_pieces_of_all_ranks_tile_every_parameter_once(ranks, world):
     ranks(pieces_tile_every_parameter, world=world)
 

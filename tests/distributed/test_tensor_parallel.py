@@ -13,6 +13,7 @@ from support import plans
 from support.descriptions import describe_once
 from support.pair import close, naming
 from support.tensor_parallel import TensorPair, mesh_of, net, parallelized, tokens
+from support.worlds import worlds
 from torch.distributed.tensor import DTensor
 
 import osdp
@@ -169,6 +170,6 @@ def in_slices(me: Member) -> None:
                     value.full_tensor()
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", worlds(4, more=(2,)))
 def test_slices_of_the_part_that_a_rank_holds(ranks, world):
     ranks(in_slices, world=world)

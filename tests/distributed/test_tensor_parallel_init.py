@@ -10,6 +10,7 @@ import torch
 from harness import Member
 from support.pair import SEED, naming
 from support.tensor_parallel import Net, TensorPair, mesh_of, parallelized
+from support.worlds import worlds
 from torch import nn
 
 import osdp
@@ -92,6 +93,6 @@ def initialised(me: Member) -> None:
 
 
 @pytest.mark.outcome("`to_empty`, `reset_parameters` and `init_weights` over tensor parallelism", "equal")
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", worlds(4, more=(2,)))
 def test_values_are_one_processs(ranks, world):
     ranks(initialised, world=world)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from harness import Member
+from support.worlds import worlds
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
@@ -70,6 +71,6 @@ def recorded_and_read(me: Member, directory: str) -> None:
     assert measured.peak_memory_bytes >= largest, "a gathered layer at least"
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", worlds(3, more=(2,)))
 def test_a_recorded_step_does_what_is_played(ranks, tmp_path, world):
     ranks(recorded_and_read, str(tmp_path), world=world)

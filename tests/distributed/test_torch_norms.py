@@ -10,6 +10,7 @@ from harness import Member
 from support import blocks, plans
 from support.descriptions import describe_once
 from support.pair import Pair, close, naming
+from support.worlds import worlds
 from torch import nn
 from torch.nn.utils import clip_grad_norm_, get_total_norm  # as scripts do: before anything is sharded
 
@@ -54,7 +55,7 @@ def clip(me: Member) -> None:
 
 
 @pytest.mark.outcome("`torch.nn.utils.clip_grad_norm_`, imported before or after sharding", "equal")
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("world", worlds(4, more=(2, 3)))
 def test_torchs_clipping_sees_all_ranks(ranks, world):
     ranks(clip, world=world)
 
@@ -104,7 +105,7 @@ def parts_of_models(me: Member) -> None:
 
 
 @pytest.mark.outcome("`get_total_norm`, `clip_grads_with_norm_`; of groups, of several models", "equal")
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", worlds(3, more=(2,)))
 @pytest.mark.filterwarnings("ignore:.*empty generator")
 def test_total_norm_of_parts(ranks, world):
     ranks(parts_of_models, world=world)

@@ -230,10 +230,9 @@ def each_kind(me: Member, way: str) -> None:
     for kind in (*EQUAL, *(ALIASES if way == "plan" else ())):
         with naming(kind):
             train(me, kind, way, x)
-    modes = MODES if way == "plan" else (None,)
-    for kind, mode in itertools.product((*REFUSED, *ALIASES), modes):
-        if kind in ALIASES and mode == "NO_SHARD":
-            continue
+    modes, sharding = (MODES, [m for m in MODES if m != "NO_SHARD"]) if way == "plan" else ((None,), [None])
+    refused = [*zip(REFUSED, itertools.cycle(modes), strict=False), *itertools.product(ALIASES, sharding)]
+    for kind, mode in refused:
         given = (me, me.part(x), *([mode] if mode else []))
         with naming(f"{kind}, {mode}"), pytest.raises(osdp.ShardingError, match=MESSAGES[kind]):
             WAYS[way](built(kind, 3), *given)

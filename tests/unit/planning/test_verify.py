@@ -422,7 +422,8 @@ def try_changes(name: str, results: dict[str, list[tuple[bool, str]]]) -> None:
             old = data
             for key in place:
                 old = old[key]
-            for new in (new for new in changed(old) if new != old):
+            others = [new for new in changed(old) if new != old]
+            for new in others if not known else r.sample(others, min(1, len(others))):
                 was = noticed(with_value(data, place, new))
                 known.append((was, f"{name}: {place}: {old!r:.60} -> {new!r:.60}"))
 

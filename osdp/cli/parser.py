@@ -167,7 +167,9 @@ def _search(subparsers: argparse._SubParsersAction[Parser]) -> None:
         metavar="PATTERN=STYLE",
         help="what tensor parallelism divides, such as '*.up=colwise'; repeatable",
     )
-    search.add_argument("--schedule", choices=SCHEDULES, help="of the stages; default: 1f1b")
+    search.add_argument(
+        "--schedule", choices=("auto", *SCHEDULES), help="of the stages; default: auto, the faster of both"
+    )
     search.add_argument(
         "--gap",
         type=float,

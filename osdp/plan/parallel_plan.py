@@ -40,6 +40,7 @@ class Alternative:
     tensor_parallel: int | None
     pipeline_parallel: int | None
     data_parallel: int | None
+    schedule: Annotated[str, OneOf(SCHEDULES)] | None
     micro_batch_size: int | None
     step_time_s: float | None
     peak_memory_bytes: int | None

@@ -77,7 +77,7 @@ def search(
     tensor_parallel: None = None,
     pipeline_parallel: None = None,
     tp_plan: None = None,
-    schedule: str = "1f1b",
+    schedule: str = "auto",
 ) -> Plan: ...
 
 
@@ -109,7 +109,7 @@ def search(
     tensor_parallel: int | str | None = None,
     pipeline_parallel: int | str | None = None,
     tp_plan: Mapping[str, Any] | None = None,
-    schedule: str = "1f1b",
+    schedule: str = "auto",
 ) -> Plan | ParallelPlan: ...
 
 
@@ -140,7 +140,7 @@ def search(
     tensor_parallel: int | str | None = None,
     pipeline_parallel: int | str | None = None,
     tp_plan: Mapping[str, Any] | None = None,
-    schedule: str = "1f1b",
+    schedule: str = "auto",
 ) -> Plan | ParallelPlan:
     """Find the plan with the best throughput whose predicted peak memory per rank is at most `memory`.
 
@@ -196,7 +196,7 @@ def search(
         over the ranks that are left (docs/degrees.md). It needs `global_batch_size`; `batch_size` is a micro-batch's.
     tp_plan: which operators the ranks of a tensor-parallel group share, as torch's `parallelize_module` takes it: styles
         by pattern of module names, or strings ("colwise", "rowwise"). By default that of a model of `transformers`.
-    schedule: of stages, "1f1b" or "gpipe".
+    schedule: of stages, "1f1b" or "gpipe"; "auto": the faster of both.
 
     After `time_limit`, or Ctrl-C, the best plan so far is returned; `plan.certificate.gap` says how much faster another plan
     might be.

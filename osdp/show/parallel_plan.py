@@ -80,6 +80,7 @@ def _alternatives(plan: ParallelPlan) -> tuple[Table, list[str]]:
             missing.setdefault(a.why, []).append(a.name)
             continue
         degrees = f"{a.tensor_parallel} x {a.pipeline_parallel} x {a.data_parallel}"
+        degrees += f", {a.schedule}" if a.pipeline_parallel != 1 else ""
         step = (
             "-"
             if a.step_time_s is None

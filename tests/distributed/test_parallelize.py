@@ -125,7 +125,7 @@ def trains(
 @pytest.mark.parametrize(
     ("tensor", "pipeline", "asked"),
     [
-        (1, 2, {"modes": ["FULL_SHARD"]}),
+        (1, 2, {"modes": ["FULL_SHARD"], "schedule": "1f1b"}),
         (2, 2, {"schedule": "gpipe"}),
         (2, 1, {}),
     ],

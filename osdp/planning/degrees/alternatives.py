@@ -17,7 +17,7 @@ from osdp.planning.degrees.stage_search import QUICK, Effort
 # planner's own, quickly searched for the micro-batch that is best with one mode, and for those that no single mode fits but
 # several, or slices, may: the nearest to the limit, at most MOST_TIGHT. TP and PP are over all ranks: one replica. 3D is any
 # tensor x pipeline with plain data parallelism (NO_SHARD) around it, so all of TP, PP and DP are among it. Each has its own
-# best micro-batch, recomputation of all blocks of a stage or none, and cuts.
+# best micro-batch, schedule, recomputation of all blocks of a stage or none, and cuts.
 _ALONE: dict[str, Callable[[Degrees], bool]] = {
     "DP": lambda d: d.tensor == d.pipeline == 1,
     "FSDP": lambda d: d.tensor == d.pipeline == 1,
@@ -53,7 +53,7 @@ class Alternatives:
         found = self.pipeline(name)
         if found is None:
             return Alternative(
-                name, *(None,) * 6, "degrees that were not asked for" if self.asked else "no such degrees"
+                name, *(None,) * 7, "degrees that were not asked for" if self.asked else "no such degrees"
             )
         pipelines, cut = found
         d = pipelines.candidate.degrees
@@ -63,6 +63,7 @@ class Alternatives:
             d.tensor,
             d.pipeline,
             d.data,
+            cut.schedule,
             pipelines.candidate.batch,
             cut.step_ps * 1e-12 if cut.fits else None,
             cut.peak_bytes,

@@ -44,7 +44,7 @@ def searched_degrees(
     global_batch_size: int | None,
 ) -> ParallelPlan:
     """The plan for these arguments of `osdp.search`. Raises InvalidProblemError naming the one that makes no sense."""
-    one_of("schedule", schedule, SCHEDULES)
+    one_of("schedule", schedule, (AUTO, *SCHEDULES))
     if global_batch_size is None:
         raise InvalidProblemError(
             "degrees are compared for the same samples a step: set global_batch_size= (batch_size is that of a "
@@ -85,7 +85,7 @@ def searched_degrees(
             pipeline=p,
             styles=styles,
             tp_plan=plan if styles else {},
-            schedule=schedule,
+            schedule=None if schedule == AUTO else schedule,
             manner=manner,
         )
     )

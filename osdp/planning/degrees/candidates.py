@@ -205,7 +205,7 @@ def candidates_of(
     if global_batch % d:
         return no(f"the global batch of {global_batch} is not divided by {d} replicas")
     share = global_batch // d
-    sizes = [batch] if batch is not None else [b for b in _divisors(share) if b <= MOST_SAMPLES]
+    sizes = [batch] if batch is not None else _divisors(share)
     found = []
     for size in sizes:
         if share % size:
@@ -234,7 +234,6 @@ def bound_s(seconds: float, stages: int, micro_batches: int) -> float:
 # less in one stage and more in another.
 FAR_OVER = 1.2
 LARGE = "a stage holds about"
-MOST_SAMPLES = 64  # of a micro-batch; products are as wide as they need to be long before
 
 
 def _divisors(n: int) -> list[int]:

@@ -15,6 +15,13 @@ from osdp.planning.degrees.stage_search import StageResult
 # gets a link, as long as that makes the played step shorter; while some stage does not fit, out of the one that holds most.
 # Each try plays the whole schedule with the stages' own plans, so transfers, bubbles and the gathers of each stage decide,
 # not a sum of layers.
+#
+# Note [Schedules of a cut]
+# Each cut is played in 1F1B, which holds least, and in GPipe, which waits less for what is sent, unless that takes so long
+# that sending both ways at once counts. Both compute as much, so GPipe is taken for slower where it is with the plans of
+# 1F1B's stages: with more micro-batches in flight they would hold more, or be slower ones. So one more play tells, and
+# mostly nothing else is to be done. With one stage both take the same time; with fewer micro-batches than stages they are
+# the same, and torch calls it GPipe.
 StageOf = Callable[[int, int, int], StageResult]  # (first link, end, micro-batches in flight)
 Sends = Callable[[int, int], int]  # (stage, first link of the next one) -> ps of a micro-batch's activations
 
@@ -25,6 +32,7 @@ class CutPipeline:
 
     cuts: tuple[int, ...]  # the first link of each stage, and the number of links
     stages: tuple[StageResult, ...]
+    schedule: str
     step_ps: int
     over_bytes: int  # of all stages, over the limit
 
@@ -48,7 +56,7 @@ class Pipelines:
 
     links: int
     stages: int
-    schedule: str
+    schedules: Sequence[str]  # that may be chosen; the one that holds least first
     micro_batches: int
     most_bytes: int
     stage_of: StageOf
@@ -56,15 +64,24 @@ class Pipelines:
     _known: dict[tuple[int, int, int], StageResult] = field(default_factory=dict)
 
     def played(self, cuts: Sequence[int]) -> CutPipeline:
-        m, p = self.micro_batches, self.stages
+        """In the schedule that is best: Note [Schedules of a cut]."""
+        best = self._played(cuts, self.schedules[0])
+        for other in self.schedules[1:] if best.fits else ():
+            if self._step_ps(other, best.stages, cuts) < best.step_ps:
+                best = min(best, self._played(cuts, other), key=lambda c: c.rank)
+        return best
+
+    def _played(self, cuts: Sequence[int], schedule: str) -> CutPipeline:
+        p, m = self.stages, self.micro_batches
         results = tuple(
-            self._stage(cuts[i], cuts[i + 1], _search.most_in_flight(self.schedule, p, i, m))
-            for i in range(p)
+            self._stage(cuts[i], cuts[i + 1], _search.most_in_flight(schedule, p, i, m)) for i in range(p)
         )
-        times = self.times(results, cuts)
-        step = _search.play_schedule(self.schedule, times, m, False).step_ps
         over = sum(max(1, r.peak_bytes - self.most_bytes) for r in results if not r.fits)
-        return CutPipeline(tuple(cuts), results, step, over)
+        return CutPipeline(tuple(cuts), results, schedule, self._step_ps(schedule, results, cuts), over)
+
+    def _step_ps(self, schedule: str, results: Sequence[StageResult], cuts: Sequence[int]) -> int:
+        times = self.times(results, cuts)
+        return _search.play_schedule(schedule, times, self.micro_batches, False).step_ps
 
     def _stage(self, first: int, end: int, in_flight: int) -> StageResult:
         at = (first, end, in_flight)

@@ -27,11 +27,11 @@ class CandidatePipelines:
         hardware: Hardware,
         ranks_per_host: int,
         manner: Manner,
-        schedule: str,
+        schedules: Sequence[str],
     ) -> None:
         degrees = candidate.degrees
         self.candidate, self.sharing, self.hardware, self.manner = candidate, sharing, hardware, manner
-        self.layout, self.schedule = Layout(degrees, ranks_per_host), schedule
+        self.layout, self.schedules = Layout(degrees, ranks_per_host), schedules
 
     @cached_property
     def searches(self) -> StageSearches:
@@ -42,7 +42,7 @@ class CandidatePipelines:
         return Pipelines(
             links=self.sharing.chain.most_stages,
             stages=self.candidate.degrees.pipeline,
-            schedule=self.schedule,
+            schedules=self.schedules,
             micro_batches=self.candidate.micro_batches,
             most_bytes=most_bytes(self.manner.limit_bytes),
             stage_of=stage_of,
@@ -82,7 +82,7 @@ class CandidatePipelines:
     def idle_share(self, pipeline: CutPipeline) -> float:
         """Of all ranks' time, in which a stage waits for another."""
         times = self.pipelines(_never).times(pipeline.stages, pipeline.cuts)
-        played = _search.play_schedule(self.schedule, times, self.candidate.micro_batches, False)
+        played = _search.play_schedule(pipeline.schedule, times, self.candidate.micro_batches, False)
         return 1 - sum(played.busy_ps) / (len(played.busy_ps) * played.step_ps) if played.step_ps else 0.0
 
 

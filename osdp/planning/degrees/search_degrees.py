@@ -10,7 +10,7 @@ from osdp.base.byte_sizes import format_bytes
 from osdp.description.model_description import ModelDescription
 from osdp.errors import InfeasibleError, InvalidProblemError
 from osdp.hardware.hardware import Hardware
-from osdp.plan.parallel_plan import ParallelPlan, RuledOut, StagePlan
+from osdp.plan.parallel_plan import SCHEDULES, ParallelPlan, RuledOut, StagePlan
 from osdp.planning.degrees.alternatives import Alternatives
 from osdp.planning.degrees.candidates import (
     LARGE,
@@ -30,7 +30,7 @@ from osdp.planning.optimizer_states import optimizer_state
 # 1. Every (tensor, pipeline, data) that divides the ranks, keeps tensor parallelism inside a host and can be cut, with every
 #    micro-batch that divides a replica's share of the batch, has a bound: its slowest stage computes for so long. In the
 #    order of bounds, each is played with uniform plans (one mode and one recomputation for a whole stage), until a bound is
-#    above the best step so far: those behind it are ruled out, which is proven.
+#    above the best step so far: those behind it are ruled out, which is proven. Bounds are of every schedule.
 # 2. The few best (within NEAR of the best, at most MOST_SEARCHED) have each stage searched: its operators' choices over its
 #    data-parallel ranks under what its micro-batches in flight leave, with the planner's proof. Equal stages are searched
 #    once. What fewer means give (Note [Alone]) is compared with these, so it is never faster than what is returned.
@@ -56,7 +56,7 @@ class Search:
     pipeline: int | None
     styles: Mapping[str, str]
     tp_plan: Mapping[str, str]
-    schedule: str
+    schedule: str | None
     manner: Manner
     ruled_out: list[RuledOut] = field(default_factory=list)
     _sharings: dict[int, Sharing] = field(default_factory=dict)
@@ -117,8 +117,16 @@ class Search:
             self.hardware,
             self.ranks // self.hosts,
             self.manner,
-            self.schedule,
+            self.schedules(candidate.degrees.pipeline, candidate.micro_batches),
         )
+
+    def schedules(self, stages: int, micro_batches: int) -> tuple[str, ...]:
+        """That differ: Note [Schedules of a cut]."""
+        if self.schedule is not None:
+            return (self.schedule,)
+        if stages == 1:
+            return ("1f1b",)
+        return SCHEDULES if micro_batches >= stages else ("gpipe",)
 
 
 def search_degrees(search: Search) -> ParallelPlan:
@@ -173,7 +181,7 @@ def _uniform(
 def _keys(pipelines: CandidatePipelines, cut: CutPipeline) -> Iterator[tuple[int, int, int]]:
     p, m = len(cut.stages), pipelines.candidate.micro_batches
     for i in range(p):
-        yield cut.cuts[i], cut.cuts[i + 1], _search.most_in_flight(pipelines.schedule, p, i, m)
+        yield cut.cuts[i], cut.cuts[i + 1], _search.most_in_flight(cut.schedule, p, i, m)
 
 
 def _rule_out(search: Search, pipelines: CandidatePipelines, why: str) -> None:
@@ -211,7 +219,7 @@ def _plan(
         pipeline_parallel=c.degrees.pipeline,
         data_parallel=c.degrees.data,
         tp_plan=dict(search.tp_plan),
-        schedule=search.schedule,
+        schedule=cut.schedule,
         global_batch_size=search.global_batch,
         micro_batch_size=c.batch,
         micro_batches=c.micro_batches,

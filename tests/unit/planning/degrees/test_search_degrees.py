@@ -127,7 +127,7 @@ def test_stages_differ_where_the_model_does() -> None:
         ({"tensor_parallel": None, "pipeline_parallel": None}, "tp_plan is given, but tensor_parallel is not"),
         ({"global_batch_size": None}, "set global_batch_size="),
         ({"global_batch_size": 6, "tensor_parallel": 1, "pipeline_parallel": 2}, "global batch of 6 is not divided by 4"),
-        ({"schedule": "zigzag"}, "schedule must be one of '1f1b', 'gpipe'"),
+        ({"schedule": "zigzag"}, "schedule must be one of 'auto', '1f1b', 'gpipe'"),
         ({"pipeline_parallel": 8, "tensor_parallel": 1}, "pipeline_parallel=8: GPT can be cut into 7 parts"),
         ({"batch_size": 3, "pipeline_parallel": 1, "tensor_parallel": 1}, "micro-batches of 3 do not divide"),
         ({"objective": "batch"}, "degrees are searched with cost='osdp'"),
@@ -199,18 +199,19 @@ def small(layers: int, width: int) -> ModelDescription:
 
 
 def every_played_pipeline(search: Search) -> int:
-    """The fastest step over all degrees, micro-batches, cuts, and plans of a mode for each operator."""
+    """The fastest step over all degrees, micro-batches, cuts, schedules, and plans of a mode for each operator."""
     best = 2**61
     modes = search.manner.searched.modes
     for candidate in search.candidates():
         pipelines = search.pipelines(candidate)
         links, p = pipelines.sharing.chain.most_stages, candidate.degrees.pipeline
         plans: dict[tuple[int, int, int], StageResult | None] = {}
-        for inner in itertools.combinations(range(1, links), p - 1):
+        inside = itertools.combinations(range(1, links), p - 1)
+        for inner, schedule in itertools.product(inside, _search.SCHEDULES):
             cuts = (0, *inner, links)
             results = []
             for i in range(p):
-                flight = _search.most_in_flight(search.schedule, p, i, candidate.micro_batches)
+                flight = _search.most_in_flight(schedule, p, i, candidate.micro_batches)
                 at = (cuts[i], cuts[i + 1], flight)
                 if at not in plans:
                     plans[at] = fastest_plan(pipelines.searches.problem(*at), modes, search.manner, candidate)
@@ -218,7 +219,7 @@ def every_played_pipeline(search: Search) -> int:
             if any(r is None for r in results):
                 continue
             times = pipelines.pipelines(None).times(results, cuts)  # type: ignore[arg-type]
-            best = min(best, _search.play_schedule(search.schedule, times, candidate.micro_batches).step_ps)
+            best = min(best, _search.play_schedule(schedule, times, candidate.micro_batches).step_ps)
     return best
 
 

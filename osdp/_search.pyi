@@ -852,6 +852,7 @@ def play_schedule(
     stages: collections.abc.Sequence[StageTimes],
     micro_batches: typing.SupportsInt | typing.SupportsIndex,
     record: bool = False,
+    cores: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [1000],
 ) -> PlayedSchedule:
     """
     A step of a pipeline: csrc/search/pipeline/schedule.hpp.

@@ -155,7 +155,8 @@ def profile(arguments: argparse.Namespace) -> None:
     import torch.distributed as dist
 
     from osdp.cli.model_source import build
-    from osdp.profiling.profile import each, profile
+    from osdp.profiling.each_rank import each
+    from osdp.profiling.profile import profile
     from osdp.ranks.rank_group import Together
 
     check_output("-o", arguments.output)

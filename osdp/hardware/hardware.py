@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -160,6 +161,9 @@ class Hardware(InFile):
     # What NCCL chooses from; their latencies replace those of `all_gather` and the others. Empty, as in every profile: a
     # collective takes the time of `Collective`.
     protocols: tuple[Protocol, ...] = ()
+    # How much faster than with all ranks of its host at once, as all else was measured, a rank computes while 1, 2, 4, ...
+    # of them do: more than 1 where they share cores, which a stage of a pipeline leaves to others while it waits. Empty: 1.
+    fewer_ranks_speedup: tuple[Annotated[float, AtLeast(1)], ...] = ()
     # None: the device's memory is the host's, or it was not measured; nothing can be planned to be offloaded.
     host_memory: HostMemory | None = None
     # Where `all_gather` and the others were measured over several hosts of several ranks each; None: they are of one
@@ -189,6 +193,14 @@ class Hardware(InFile):
         """Seconds of a forward and backward of the profiled model on one rank, without communication; 0.0 if
         none was profiled."""
         return sum(self.gamma_s.values()) * batch_size + sum(self.gamma_fixed_s.values())
+
+    def speedup(self, computing: int, ranks: int) -> float:
+        """Of a rank while so many of its host's `ranks` compute; between what was measured, times are linear."""
+        known = [(1 << i, 1 / s) for i, s in enumerate(self.fewer_ranks_speedup) if 1 << i < ranks]
+        for (few, fast), (more, slow) in itertools.pairwise([*known, (ranks, 1.0)]):
+            if computing <= more:
+                return 1 / (fast + (slow - fast) * (computing - few) / (more - few))
+        return 1.0
 
     def _problems(self) -> Iterator[tuple[str, str]]:
         return _problems(self)
@@ -225,6 +237,9 @@ def _problems(hardware: Hardware) -> Iterator[tuple[str, str]]:
     for name in ("exposed_communication", "stolen_computation"):
         if not 0 <= getattr(hardware, name) <= 100:
             yield name, f"must be between 0 and 100, got {getattr(hardware, name)}"
+    for i, faster in enumerate(hardware.fewer_ranks_speedup):
+        if not 1 <= faster <= 1000:
+            yield f"fewer_ranks_speedup[{i}]", f"must be between 1 and 1000, got {faster}"
     seconds = {"optimizer_s_per_byte": hardware.optimizer_s_per_byte}
     links = {n: getattr(hardware, n) for n in ("between_hosts", "communication_delay")}
     for where, of in (("", hardware), ("inside_hosts.", hardware.inside_hosts)):

@@ -45,16 +45,21 @@ def processor_of(device: torch.device) -> str:
 
 def measure_probe(device: torch.device) -> tuple[float, float]:
     """Median seconds of the two fixed jobs: (product, copy)."""
-    size = _PRODUCT.get(device.type, _PRODUCT_ELSEWHERE)
-    a, b, product = (_memory(size * size, device).view(size, size) for _ in range(3))
     source, copied = (_memory(_COPIED // 4, device) for _ in range(2))
     with torch.no_grad():
         jobs: tuple[Callable[[], object], ...] = (
-            lambda: torch.mm(a, b, out=product),
+            product_of(device),
             lambda: copied.copy_(source),
         )
         product_s, copy_s = (statistics.median(timed(job, device) for _ in range(_REPEATS)) for job in jobs)
     return product_s, copy_s
+
+
+def product_of(device: torch.device) -> Callable[[], object]:
+    """The matrix product among them."""
+    size = _PRODUCT.get(device.type, _PRODUCT_ELSEWHERE)
+    a, b, product = (_memory(size * size, device).view(size, size) for _ in range(3))
+    return lambda: torch.mm(a, b, out=product)
 
 
 def measured_here(device: torch.device, product_s: float, copy_s: float) -> Measured:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,7 @@ from osdp.errors import OSDPError, ProfileError
 from osdp.hardware.hardware import Collective, DeviceMemory, Hardware, HostMemory
 from osdp.hardware.this_machine import measure_probe, measured_here, processor_of
 from osdp.profiling.device_memory import MemoryProbe
+from osdp.profiling.each_rank import each
 from osdp.profiling.machine_speed import (
     collective_sizes,
     device_memory,
@@ -34,12 +35,11 @@ from osdp.profiling.machine_speed import (
 )
 from osdp.profiling.operator_times import Gamma, enqueue_step, measure_gamma
 from osdp.profiling.overlap import Contention, measure_contention
+from osdp.profiling.shared_cores import measure_fewer_ranks
 from osdp.profiling.trial_steps import Trial, fitted, take_trials
 from osdp.ranks.backends import backend_of
 from osdp.ranks.hosts import host_of_each
 from osdp.ranks.rank_group import Together
-
-T = TypeVar("T")
 
 _SILENT_S = 1.0  # shorter profiles show no progress
 
@@ -73,22 +73,6 @@ def profile(
         )
     with torch.no_grad(), Progress("osdp.profile") as progress:
         return _profile(ranks, model_or_desc, args, kwargs, seconds, progress)
-
-
-def each(ranks: Together, what: str, job: Callable[[], T]) -> T:
-    """This rank's `job()`, which must not communicate; if it fails on any rank, all ranks raise the same
-    ProfileError."""
-    result: T | None = None
-    cause: Exception | None = None
-    try:
-        result = job()
-    except Exception as error:
-        cause = error
-    reports = ranks.all("" if cause is None else f"{type(cause).__name__}: {cause}")
-    for rank, text in enumerate(reports):
-        if text:
-            raise ProfileError(f"rank {rank} failed while {what}: {text}") from cause
-    return result  # type: ignore[return-value]
 
 
 @contextmanager
@@ -181,6 +165,7 @@ def _profile(
         gamma = Gamma(*(_mean(ranks, part) for part in asdict(mine).values()))
     step = _step_of(subject, args, kwargs, device) if real and isinstance(subject, nn.Module) else None
     on_host = max(hosts.count(h) for h in hosts)
+    fewer = measure_fewer_ranks(ranks, hosts, device, seconds * 0.05, step)
 
     def contend() -> Contention:
         begin("timing collectives during computation")
@@ -216,6 +201,7 @@ def _profile(
         recompute_s=gamma.forward_s,
         device_memory=memory,
         host_memory=host_memory,
+        fewer_ranks_speedup=fewer,
         measured=here,
     )
     trials: list[Trial] = []

@@ -117,6 +117,7 @@ def is_left_as_it_was(me: Member) -> str:
     assert model.head.weight.grad is None and model.head.weight is model.token.weight
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
     assert hardware.stolen_computation >= 0 and hardware.optimizer_s_per_byte > 0
+    assert len(hardware.fewer_ranks_speedup) == (me.world - 1).bit_length()
     return hardware.dumps()
 
 

@@ -50,7 +50,7 @@ void bind_pipeline(py::module_& m) {
       .def_readonly("busy_ps", &PlayedSchedule::busy_ps)
       .def_readonly("events", &PlayedSchedule::events);
   m.def("play_schedule", &play_schedule, "schedule"_a, "stages"_a, "micro_batches"_a, "record"_a = false,
-        "A step of a pipeline: csrc/search/pipeline/schedule.hpp.");
+        "cores"_a = SharedCores{1000}, "A step of a pipeline: csrc/search/pipeline/schedule.hpp.");
   m.def("most_in_flight", &most_in_flight, "schedule"_a, "stages"_a, "stage"_a, "micro_batches"_a,
         "Micro-batches whose activations a stage holds at most.");
   m.def(

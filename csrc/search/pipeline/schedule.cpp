@@ -1,14 +1,17 @@
 #include "search/pipeline/schedule.hpp"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 
+#include "search/pipeline/passes.hpp"
+#include "search/pipeline/shared_cores.hpp"
 #include "search/problem/problem.hpp"
 
 namespace osdp::search {
 namespace {
 
-constexpr int64_t kMostPasses = int64_t{1} << 24;
+constexpr int64_t kMostPasses = int64_t{1} << 24, kMostSpeed = 1'000'000;
 
 void check(const std::vector<StageTimes>& stages, int64_t micro_batches) {
   if (stages.empty() || micro_batches < 1) throw InvalidProblem("a pipeline without stages or micro-batches");
@@ -29,19 +32,11 @@ void check(const std::vector<StageTimes>& stages, int64_t micro_batches) {
   if (all > kLargestSum) throw InvalidProblem("a pipeline's step overflows 2^61 ps");
 }
 
+// Each stage on cores of its own: a pass takes its time whatever the others do.
 class Pipeline {
  public:
-  Pipeline(PipelineSchedule schedule, const std::vector<StageTimes>& times, int64_t micro_batches,
-           bool record)
-      : times_(times), micro_batches_(micro_batches), record_(record), stages_(times.size()) {
-    for (size_t i = 0; i < stages_.size(); ++i) {
-      Stage& stage = stages_[i];
-      stage.ahead = most_in_flight(schedule, static_cast<int64_t>(stages_.size()), static_cast<int64_t>(i),
-                                   micro_batches);
-      stage.activations.assign(static_cast<size_t>(micro_batches), i == 0 ? 0 : kNotYet);
-      stage.gradients.assign(static_cast<size_t>(micro_batches), i + 1 == stages_.size() ? 0 : kNotYet);
-    }
-  }
+  Pipeline(Passes passes, const std::vector<StageTimes>& times, bool record)
+      : passes_(std::move(passes)), times_(times), record_(record), stages_(times.size()) {}
 
   PlayedSchedule play() {
     // Each turn plays what has its input; a pass needs one of a neighbour that was played before it.
@@ -60,57 +55,28 @@ class Pipeline {
   }
 
  private:
-  static constexpr int64_t kNotYet = -1;
   struct Stage {
-    int64_t ahead = 0;                            // forwards before the first backward
-    int64_t forwards = 0, backwards = 0;          // done
-    int64_t free_ps = 0, busy_ps = 0;             // until when it computes; of that, in passes
-    int64_t sends_free_ps[2] = {0, 0};            // its links': to the next stage, to the one before
-    std::vector<int64_t> activations, gradients;  // when those of a micro-batch are here
+    int64_t free_ps = 0, busy_ps = 0;  // until when it computes; of that, in passes
   };
 
-  // The stage's next pass, if its input is here.
+  // The stage's next pass, if its input is sent.
   bool run(size_t i) {
+    if (passes_.ended(i)) return false;
+    const std::optional<Passes::Pass> pass = passes_.next(i);
+    if (!pass) return false;
     Stage& stage = stages_[i];
-    if (stage.backwards == micro_batches_) return false;
-    const bool forward = stage.forwards < std::min(micro_batches_, stage.backwards + stage.ahead);
-    int64_t& done = forward ? stage.forwards : stage.backwards;
-    const int64_t micro = done;
-    const int64_t here = (forward ? stage.activations : stage.gradients)[static_cast<size_t>(micro)];
-    if (here == kNotYet) return false;
-    const int64_t ps = forward ? forward_ps(i, micro) : backward_ps(i, micro);
-    const int64_t begin = std::max(stage.free_ps, here);
-    stage.free_ps = begin + ps, stage.busy_ps += ps;
-    ++done;
+    const int64_t begin = std::max(stage.free_ps, pass->here_ps);
+    stage.free_ps = begin + pass->ps, stage.busy_ps += pass->ps;
+    passes_.begin(i, *pass);
     if (record_)
-      result_.events.push_back({static_cast<int>(i), static_cast<int>(micro), forward, begin, stage.free_ps});
-    send(i, micro, forward);
+      result_.events.push_back(
+          {static_cast<int>(i), static_cast<int>(pass->micro_batch), pass->forward, begin, stage.free_ps});
+    passes_.send(i, *pass, stage.free_ps - pass->tail_ps);
     return true;
   }
 
-  int64_t forward_ps(size_t i, int64_t micro) const {
-    return micro == 0 ? times_[i].first_forward_ps : times_[i].forward_ps;
-  }
-  int64_t backward_ps(size_t i, int64_t micro) const {
-    return micro + 1 == micro_batches_ ? times_[i].last_backward_ps : times_[i].backward_ps;
-  }
-
-  int64_t tail_ps(size_t i, int64_t micro) const {
-    return micro + 1 == micro_batches_ ? times_[i].last_backward_tail_ps : times_[i].backward_tail_ps;
-  }
-
-  void send(size_t i, int64_t micro, bool forward) {
-    if (forward ? i + 1 == stages_.size() : i == 0) return;
-    Stage &from = stages_[i], &to = stages_[forward ? i + 1 : i - 1];
-    int64_t& link = from.sends_free_ps[forward ? 0 : 1];
-    const int64_t tail = forward ? 0 : tail_ps(i, micro);
-    link = std::max(link, from.free_ps - tail) +
-           (forward ? times_[i].send_activations_ps : times_[i].send_gradients_ps);
-    (forward ? to.activations : to.gradients)[static_cast<size_t>(micro)] = link;
-  }
-
+  Passes passes_;
   const std::vector<StageTimes>& times_;
-  const int64_t micro_batches_;
   const bool record_;
   std::vector<Stage> stages_;
   PlayedSchedule result_;
@@ -124,9 +90,15 @@ int64_t most_in_flight(PipelineSchedule schedule, int64_t stages, int64_t stage,
 }
 
 PlayedSchedule play_schedule(PipelineSchedule schedule, const std::vector<StageTimes>& stages,
-                             int64_t micro_batches, bool record) {
+                             int64_t micro_batches, bool record, const SharedCores& cores) {
   check(stages, micro_batches);
-  return Pipeline(schedule, stages, micro_batches, record).play();
+  const bool valid = !cores.empty() && cores.back() == 1000 &&
+                     std::ranges::all_of(cores, [](int64_t s) { return 1000 <= s && s <= kMostSpeed; });
+  if (!valid) throw InvalidProblem("stages that share cores have a speed below that of all of them, or none");
+  Passes passes(schedule, stages, micro_batches);
+  if (std::ranges::any_of(cores, [](int64_t s) { return s > 1000; }))
+    return play_on_shared_cores(std::move(passes), stages, cores, record);
+  return Pipeline(std::move(passes), stages, record).play();
 }
 
 }  // namespace osdp::search

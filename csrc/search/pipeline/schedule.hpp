@@ -33,6 +33,10 @@ struct StageTimes {
   int64_t backward_tail_ps = 0, last_backward_tail_ps = 0;
 };
 
+// How fast stages of one host are that share its cores: element k - 1, in thousandths, while k of them
+// compute. One element: each has its own. Note [Shared cores] in shared_cores.hpp.
+using SharedCores = std::vector<int64_t>;
+
 struct PassEvent {
   int stage = 0, micro_batch = 0;
   bool forward = true;
@@ -48,9 +52,9 @@ struct PlayedSchedule {
 // Micro-batches whose activations stage `stage` holds at most.
 int64_t most_in_flight(PipelineSchedule schedule, int64_t stages, int64_t stage, int64_t micro_batches);
 
-// `record`: with events. Throws InvalidProblem for no stages, no micro-batches, negative times, or a step
-// above 2^61 ps.
+// `record`: with events. Throws InvalidProblem for no stages, no micro-batches, negative times, a step above
+// 2^61 ps, or a speed that is none.
 PlayedSchedule play_schedule(PipelineSchedule schedule, const std::vector<StageTimes>& stages,
-                             int64_t micro_batches, bool record);
+                             int64_t micro_batches, bool record, const SharedCores& cores = {1000});
 
 }  // namespace osdp::search

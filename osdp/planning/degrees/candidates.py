@@ -196,7 +196,8 @@ def candidates_of(
         out.append(RuledOut(t, p, d, size, why))
         return []
 
-    if why := Layout(degrees, ranks_per_host).problem():
+    layout = Layout(degrees, ranks_per_host)
+    if why := layout.problem():
         return no(why)
     try:
         sharing.chain.check_stages(p)
@@ -205,6 +206,7 @@ def candidates_of(
     if global_batch % d:
         return no(f"the global batch of {global_batch} is not divided by {d} replicas")
     share = global_batch // d
+    speeds = layout.speeds(sharing.hardware)
     sizes = [batch] if batch is not None else _divisors(share)
     found = []
     for size in sizes:
@@ -217,7 +219,7 @@ def candidates_of(
             continue
         seconds = sharing.link_seconds(size)
         m = share // size
-        found.append(Candidate(degrees, size, m, max(m * max(seconds), bound_s(sum(seconds), p, m))))
+        found.append(Candidate(degrees, size, m, bound_s(seconds, p, m, speeds)))
     return found
 
 
@@ -226,8 +228,16 @@ def candidates_of(
 # one pass each of a micro-batch, t_j in all. So a step takes at least max_i (m t_i + sum of t_j, j < i), whatever the
 # schedule. Over all ways to divide T among p stages that is least where all of them are equal: t_(i+1) = (1 - 1/m) t_i, and
 # then it is T / (1 - (1 - 1/m)^p). It also takes m times the largest link.
-def bound_s(seconds: float, stages: int, micro_batches: int) -> float:
-    return seconds / (1 - (1 - 1 / micro_batches) ** stages)
+# Where n stages share a host's cores (Note [Shared cores] in csrc/search/pipeline/shared_cores.hpp), k of them compute k
+# times their speed then, n where all do. So a step takes at least what all hosts need together at the most of these, and
+# no stage is faster than alone.
+def bound_s(seconds: Sequence[float], stages: int, micro_batches: int, speeds: Sequence[float]) -> float:
+    """`seconds`: of each link, in a micro-batch. `speeds`: of a stage while 1, 2, ... of those of its host compute."""
+    whole, most, fastest = sum(seconds), micro_batches * max(seconds), max(speeds)
+    if fastest == 1:
+        return max(most, whole / (1 - (1 - 1 / micro_batches) ** stages))
+    at_once = stages / len(speeds) * max(k * speed for k, speed in enumerate(speeds, 1))
+    return max(micro_batches * whole / at_once, most / fastest, whole / fastest)
 
 
 # Above this part of the limit an estimate of what a stage holds at least rules out a candidate: cuts that are not even hold

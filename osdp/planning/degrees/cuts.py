@@ -23,6 +23,7 @@ from osdp.planning.degrees.stage_search import StageResult
 # mostly nothing else is to be done. With one stage both take the same time; with fewer micro-batches than stages they are
 # the same, and torch calls it GPipe.
 StageOf = Callable[[int, int, int], StageResult]  # (first link, end, micro-batches in flight)
+StepOf = Callable[[str, Sequence[_search.StageTimes]], int]  # (schedule, times of its stages) -> ps
 Sends = Callable[[int, int], int]  # (stage, first link of the next one) -> ps of a micro-batch's activations
 
 
@@ -60,6 +61,7 @@ class Pipelines:
     micro_batches: int
     most_bytes: int
     stage_of: StageOf
+    step_of: StepOf
     sends: Sends
     _known: dict[tuple[int, int, int], StageResult] = field(default_factory=dict)
 
@@ -80,8 +82,7 @@ class Pipelines:
         return CutPipeline(tuple(cuts), results, schedule, self._step_ps(schedule, results, cuts), over)
 
     def _step_ps(self, schedule: str, results: Sequence[StageResult], cuts: Sequence[int]) -> int:
-        times = self.times(results, cuts)
-        return _search.play_schedule(schedule, times, self.micro_batches, False).step_ps
+        return self.step_of(schedule, self.times(results, cuts))
 
     def _stage(self, first: int, end: int, in_flight: int) -> StageResult:
         at = (first, end, in_flight)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from osdp import _search
 from osdp.hardware.hardware import Collective, Hardware
 
 # Note [Ranks on hosts]
@@ -45,6 +47,24 @@ class Layout:
         """Hosts over which a data-parallel group is spread, evenly."""
         spread = self.degrees.tensor * self.degrees.data
         return max(1, spread // self.ranks_per_host)
+
+    def speeds(self, hardware: Hardware) -> list[float]:
+        """Of a stage while 1, 2, ... of those of its host compute, over that of all, the last of these."""
+        spread = self.degrees.tensor * self.degrees.data
+        stages = max(1, self.ranks_per_host // spread)
+        return [hardware.speedup(n * spread, self.ranks_per_host) for n in range(1, stages)] + [1.0]
+
+    def played(
+        self,
+        hardware: Hardware,
+        schedule: str,
+        times: Sequence[_search.StageTimes],
+        micro_batches: int,
+        record: bool = False,
+    ) -> _search.PlayedSchedule:
+        """A step of stages that take `times`, on the cores that they may share."""
+        speeds = [round(1000 * s) for s in self.speeds(hardware)]
+        return _search.play_schedule(schedule, list(times), micro_batches, record, speeds)
 
     def problem(self) -> str:
         """Why ranks cannot stand so; "" if they can."""

@@ -46,6 +46,7 @@ class CandidatePipelines:
             micro_batches=self.candidate.micro_batches,
             most_bytes=most_bytes(self.manner.limit_bytes),
             stage_of=stage_of,
+            step_of=lambda schedule, times: self._played(schedule, times).step_ps,
             sends=self.send_ps,
         )
 
@@ -82,8 +83,11 @@ class CandidatePipelines:
     def idle_share(self, pipeline: CutPipeline) -> float:
         """Of all ranks' time, in which a stage waits for another."""
         times = self.pipelines(_never).times(pipeline.stages, pipeline.cuts)
-        played = _search.play_schedule(pipeline.schedule, times, self.candidate.micro_batches, False)
+        played = self._played(pipeline.schedule, times)
         return 1 - sum(played.busy_ps) / (len(played.busy_ps) * played.step_ps) if played.step_ps else 0.0
+
+    def _played(self, schedule: str, times: Sequence[_search.StageTimes]) -> _search.PlayedSchedule:
+        return self.layout.played(self.hardware, schedule, times, self.candidate.micro_batches)
 
 
 def _never(first: int, end: int, in_flight: int) -> StageResult:  # of what is known

@@ -22,7 +22,7 @@ PS = 1e-12
 
 def simulate(plan: ParallelPlan) -> PipelineTimeline:
     """The schedule with each stage's plan played again: see `ParallelPlan.simulate`."""
-    played = _search.play_schedule(plan.schedule, _times(plan), plan.micro_batches, True)
+    played = _layout(plan).played(plan.hardware, plan.schedule, _times(plan), plan.micro_batches, True)
     return PipelineTimeline(
         step_time_s=played.step_ps * PS,
         busy_s=tuple(ps * PS for ps in played.busy_ps),
@@ -39,7 +39,7 @@ def verify(plan: ParallelPlan, verify_plan: Callable[[Plan], str]) -> str:
     for i, s in enumerate(plan.stages):
         if wrong := verify_plan(s.plan) or _wrong_stage(plan, i):
             return f"stages[{i}]: {wrong}"
-    step = _search.play_schedule(plan.schedule, _times(plan), plan.micro_batches, False).step_ps
+    step = _layout(plan).played(plan.hardware, plan.schedule, _times(plan), plan.micro_batches).step_ps
     if step * PS != plan.step_time_s:
         return f"step_time_s is {plan.step_time_s}, but the stages' plans give {step * PS}"
     return ""

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from osdp import _search
+from osdp.planning.degrees.candidates import bound_s
 
 
 def times(forward: int, backward: int, optimizer: int = 0, send: int = 0) -> _search.StageTimes:
@@ -102,3 +103,61 @@ def test_bad_times_are_refused() -> None:
     for stages, micro_batches in (([], 1), ([times(1, 1)], 0), ([times(-1, 1)], 1), ([times(2**61, 1)], 2)):
         with pytest.raises(_search.InvalidProblem):
             _search.play_schedule("1f1b", stages, micro_batches)
+
+
+# --- stages that share cores
+
+
+def test_a_host_whose_cores_are_shared_has_no_bubble() -> None:
+    """What a stage leaves while it waits the others get: the step is all work, as if they computed one after the other."""
+    for schedule in _search.SCHEDULES:
+        for stages, micro_batches in ((2, 4), (4, 8)):
+            given_times = [times(1000, 2000)] * stages
+            shared = [1000 * stages // k for k in range(1, stages + 1)]  # one core
+            played = _search.play_schedule(schedule, given_times, micro_batches, False, shared)
+            assert played.step_ps == pytest.approx(micro_batches * 3000, rel=0.01)
+            half = [min(1500, s) for s in shared]
+            slower = _search.play_schedule(schedule, given_times, micro_batches, False, half)
+            whole = _search.play_schedule(schedule, given_times, micro_batches)
+            assert played.step_ps < slower.step_ps < whole.step_ps
+    # Two hosts of two stages each.
+    apart = _search.play_schedule("1f1b", [times(1000, 2000)] * 4, 8, False, [2000, 1000])
+    assert played.step_ps < apart.step_ps < whole.step_ps
+
+
+@given(
+    st.lists(STAGE, min_size=1, max_size=3),
+    st.integers(1, 9),
+    st.sampled_from(_search.SCHEDULES),
+    st.integers(2, 3),
+    st.sampled_from((1001, 1700, 4000)),
+)
+def test_shared_cores_do_no_more_than_all_of_them(
+    stages: list[tuple[int, int, int, int]], micro_batches: int, schedule: str, on_a_host: int, alone: int
+) -> None:
+    stages = stages * on_a_host
+    speeds = [min(alone, 1000 * on_a_host // k) for k in range(1, on_a_host + 1)]
+    given_times = [times(*(1000 * ps for ps in s)) for s in stages]
+    whole = _search.play_schedule(schedule, given_times, micro_batches, True)
+    played = _search.play_schedule(schedule, given_times, micro_batches, True, speeds)
+    rounded = len(played.events) + len(stages)
+    assert played.step_ps <= whole.step_ps + rounded
+    work = [micro_batches * 1000 * (s[0] + s[1]) + 1000 * s[2] for s in stages]
+    for first in range(0, len(stages), on_a_host):
+        assert played.step_ps * on_a_host + rounded >= sum(work[first : first + on_a_host])
+    assert all(1000 * work[i] <= alone * busy + 1000 * rounded for i, busy in enumerate(played.busy_ps))
+    seconds = [float(1000 * (s[0] + s[1])) for s in stages]  # of links, a stage each
+    bound = bound_s(seconds, len(stages), micro_batches, [s / 1000 for s in speeds])
+    assert bound - rounded <= played.step_ps
+    assert all(e.begin_ps <= e.end_ps for e in played.events)
+    passes = [sorted((e.stage, e.micro_batch, e.forward) for e in p.events) for p in (played, whole)]
+    assert passes[0] == passes[1]
+    # Where none is faster while others wait, nothing is shared.
+    same = _search.play_schedule(schedule, given_times, micro_batches, False, [1000] * on_a_host)
+    assert same.step_ps == whole.step_ps
+
+
+def test_speeds_below_that_of_all_are_refused() -> None:
+    for speeds in ([], [999], [999, 1000], [2000, 1001], [10**7, 1000]):
+        with pytest.raises(_search.InvalidProblem, match="speed"):
+            _search.play_schedule("1f1b", [times(1, 1)], 1, False, speeds)

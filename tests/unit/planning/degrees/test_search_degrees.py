@@ -219,7 +219,8 @@ def every_played_pipeline(search: Search) -> int:
             if any(r is None for r in results):
                 continue
             times = pipelines.pipelines(None).times(results, cuts)  # type: ignore[arg-type]
-            best = min(best, _search.play_schedule(schedule, times, candidate.micro_batches).step_ps)
+            played = pipelines.layout.played(search.hardware, schedule, times, candidate.micro_batches)
+            best = min(best, played.step_ps)
     return best
 
 
@@ -246,16 +247,22 @@ def fastest_plan(problem: SearchProblem, modes: Any, manner: Manner, candidate: 
 
 
 @pytest.mark.parametrize(
-    ("layers", "width", "memory", "modes"),
+    ("layers", "width", "memory", "modes", "faster"),
     [
-        (2, 32, 180_000, ("NO_SHARD", "FULL_SHARD")),
-        (3, 32, 220_000, ("NO_SHARD", "FULL_SHARD")),
-        (2, 64, 600_000, ("NO_SHARD", "FULL_SHARD")),
-        (2, 64, 330_000, ("NO_SHARD", "FULL_SHARD", "FULL_SHARD_OFFLOAD")),
+        (2, 32, 180_000, ("NO_SHARD", "FULL_SHARD"), ()),
+        (3, 32, 220_000, ("NO_SHARD", "FULL_SHARD"), ()),
+        (3, 32, 220_000, ("NO_SHARD", "FULL_SHARD"), (2.0, 2.0)),
+        (2, 64, 600_000, ("NO_SHARD", "FULL_SHARD"), ()),
+        (2, 64, 330_000, ("NO_SHARD", "FULL_SHARD", "FULL_SHARD_OFFLOAD"), ()),
     ],
 )
 def test_no_listed_pipeline_is_faster_than_the_gap(
-    layers: int, width: int, memory: int, modes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    layers: int,
+    width: int,
+    memory: int,
+    modes: tuple[str, ...],
+    faster: tuple[float, ...],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caught: list[Search] = []
 
@@ -269,7 +276,9 @@ def test_no_listed_pipeline_is_faster_than_the_gap(
         model,
         memory=memory,
         world_size=4,
-        hardware=hosts_machine(4, host_memory=HostMemory(Collective(1e-5, 1e-10), 1e-9)),
+        hardware=hosts_machine(
+            4, host_memory=HostMemory(Collective(1e-5, 1e-10), 1e-9), fewer_ranks_speedup=faster
+        ),
         global_batch_size=8,
         granularity=1,
         modes=modes,

@@ -3,13 +3,13 @@
     python benchmarks/parallelize.py [--json FILE [--resume]] [--steps 7] [--settings one-host two-hosts-1gbit]
         [--degrees 1x2x2 ...]
 
-Four ranks (on one host, and on two with 1 Gb/s between them, which needs root and iproute2) train a GPT with tensor x
-pipeline x data of 1 x 1 x 4, 2 x 1 x 2, 1 x 2 x 2 and 2 x 2 x 1, three plans each: searched with ample memory, under a
-limit that is a fifth below what that plan holds (or as near to it as is feasible), and with FULL_SHARD alone, gathered
-in every micro-batch. Before each plan and after it the model without parallelism takes steps on every rank: `now` is the
-prediction on a machine that is as fast as it was then, `error` its error. What travels between hosts keeps its speed. Peaks
-are of each stage's live heap (heap_peak.c), over what the process held before the model; a plan's error is that of its worst
-stage. `auto` are the degrees that the search returns on this machine when it is free.
+Four ranks (on one host, and on two with 1 Gb/s between them and cores of their own, which needs root and iproute2) train a
+GPT with tensor x pipeline x data of 1 x 1 x 4, 2 x 1 x 2, 1 x 2 x 2 and 2 x 2 x 1, three plans each: searched with ample
+memory, under a limit that is a fifth below what that plan holds (or as near to it as is feasible), and with FULL_SHARD
+alone, gathered in every micro-batch. Before each plan and after it the model without parallelism takes steps on every rank:
+`now` is the prediction on a machine that is as fast as it was then, `error` its error. What travels between hosts keeps its
+speed. Peaks are of each stage's live heap (heap_peak.c), over what the process held before the model; a plan's error is
+that of its worst stage. `auto` are the degrees that the search returns on this machine when it is free.
 
 Last, a model whose head is as large as several blocks is trained in two stages of one rank each (more ranks than cores
 would take turns, and no rank wait), with the search's cut and with equally many blocks in both, in turns. Each part is
@@ -302,7 +302,7 @@ def main() -> int:
             begin = time.monotonic()
             told = [what, str(arguments.steps), str(where["hosts"])]
             ranks = 2 if what == "unbalanced" else RANKS
-            found[what] = run_ranks(__file__, told, ranks, seconds=1200, **where)
+            found[what] = run_ranks(__file__, told, ranks, seconds=1200, own_cores=True, **where)
             if arguments.json:
                 text = json.dumps({"machine": here, "steps": arguments.steps, "settings": results}, indent=1)
                 arguments.json.write_text(text + "\n")

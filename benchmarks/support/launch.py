@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,10 @@ def run_ranks(
     rate: str = "1gbit",
     seconds: float = 900,
     environment: Mapping[str, str] | None = None,
+    own_cores: bool = False,
 ) -> Any:
     """What `as_rank` of `script` returned on rank 0; `ranks` processes in all, spread evenly over the hosts.
+    `own_cores`: no two hosts compute on the same core, if there are enough.
 
     Raises RuntimeError when a rank fails, or not all have ended after `seconds`.
     """
@@ -44,6 +47,9 @@ def run_ranks(
         hosts_apart(hosts, rate) if hosts > 1 else contextlib.nullcontext([[]]) as prefixes,
     ):
         answer = Path(folder) / "answer.json"
+        everyones = sorted(os.sched_getaffinity(0))
+        apart = own_cores and hosts <= len(everyones)
+        cores = [everyones[host::hosts] if apart else everyones for host in range(hosts)]
         everywhere = {
             **os.environ,
             **(environment or {}),
@@ -65,6 +71,7 @@ def run_ranks(
                     *arguments,
                 ],
                 env={**everywhere, "RANK": str(rank), "LOCAL_RANK": str(rank % (ranks // hosts))},
+                preexec_fn=partial(os.sched_setaffinity, 0, cores[rank * hosts // ranks]),
             )
             for rank in range(ranks)
         ]

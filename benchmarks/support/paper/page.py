@@ -27,8 +27,8 @@ with what:
 - DP is NO_SHARD; FSDP is FULL_SHARD in our runtime, whose gathers run ahead as far as memory allows; OSDP-base is every
   mode without slices; OSDP has slices of 2, 4, 8 and 16 (the paper: 4). The paper's DP mode of an operator is our
   SHARD_GRAD_OP: its optimizer state is sharded. Tensor parallelism stays inside a server; on two servers TP is 8 in each,
-  DP between them. 3D is tensor x pipeline x NO_SHARD in 1F1B, each degree, cut and micro-batch searched; GPipe one stage a
-  rank, in its own schedule, which may be ahead of 1F1B.
+  DP between them. 3D is tensor x pipeline x NO_SHARD, each degree, schedule (1F1B or GPipe), cut and micro-batch searched;
+  GPipe one stage a rank, in its own schedule.
 - Recomputation is off unless a table says otherwise. OOM: nothing fits. N/A: fewer parts of the model than stages.
 - Two servers: HYBRID_SHARD (sharded inside a server, replicated between them) is among OSDP's modes and not among FSDP's,
   which was FairScale's; against FSDP that has it, too, there is a headline of its own.

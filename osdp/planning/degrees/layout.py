@@ -49,9 +49,10 @@ class Layout:
         return max(1, spread // self.ranks_per_host)
 
     def speeds(self, hardware: Hardware) -> list[float]:
-        """Of a stage while 1, 2, ... of those of its host compute, over that of all, the last of these."""
+        """Of a stage while 1, 2, ... of those of its host compute, over that of all, the last of these. One: it shares no
+        cores."""
         spread = self.degrees.tensor * self.degrees.data
-        stages = max(1, self.ranks_per_host // spread)
+        stages = max(1, self.ranks_per_host // spread) if hardware.fewer_ranks_speedup else 1
         return [hardware.speedup(n * spread, self.ranks_per_host) for n in range(1, stages)] + [1.0]
 
     def played(

@@ -1,6 +1,7 @@
 """Which links a group of ranks uses: those inside its host, or those between hosts."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from osdp.hardware.hardware import Collective, InsideHosts
 from osdp.planning.core_inputs import make_device
 from osdp.planning.degrees.layout import Degrees, Layout
 from tests.unit.gpt_descriptions import gpt
+from tests.unit.planning.degrees.problems import hosts_machine, searched
 
 SIZE = 10**6
 SLOW, FAST = Collective(1e-4, 8e-9), Collective(1e-5, 1e-10)
@@ -56,3 +58,26 @@ def test_what_a_stage_sends() -> None:
     between = Layout(Degrees(1, 4, 1), 2).send_s(MEASURED, 1, SIZE)
     assert within == pytest.approx(1e-5 + SIZE * 1e-10)
     assert between == pytest.approx(1e-4 + SIZE * 8e-9)
+
+
+def test_stages_of_one_host_share_its_cores() -> None:
+    """Four ranks on two cores: a stage of two ranks is twice as fast while the other one waits."""
+    shared = hosts_machine(4, fewer_ranks_speedup=(2.0, 2.0))
+    assert Layout(Degrees(1, 2, 2), 4).speeds(shared) == [2.0, 1.0]
+    assert Layout(Degrees(1, 4, 1), 4).speeds(shared) == pytest.approx([2.0, 2.0, 4 / 3, 1.0])
+    assert Layout(Degrees(1, 2, 4), 4).speeds(shared) == [1.0]  # stages on hosts of their own
+    assert Layout(Degrees(1, 2, 2), 4).speeds(hosts_machine(4)) == [1.0]
+
+
+def test_a_bubble_on_shared_cores_costs_nothing() -> None:
+    """Then a pipeline is worth what it saves: with cores for all ranks the search prefers data parallelism here."""
+    asked: dict[str, Any] = {"tensor_parallel": 1, "tp_plan": None, "world_size": 4, "memory": "64MiB"}
+    asked |= {"batch_size": 2, "description": gpt(4, 128)}
+    quick, slower = Collective(1e-6, 1e-11), Collective(1e-6, 5e-11)
+    links = {"all_gather": quick, "reduce_scatter": slower, "all_reduce": slower}
+    own, shared = (
+        searched(hardware=hosts_machine(4, fewer_ranks_speedup=f, **links), **asked) for f in ((), (2.0, 2.0))
+    )
+    assert own.pipeline_parallel == 1 < shared.pipeline_parallel
+    assert osdp.verify(shared) == "" and shared.step_time_s < own.step_time_s
+    assert shared.simulate().step_time_s == shared.step_time_s

@@ -68,8 +68,13 @@ def destroy_groups(but: Collection[Any]) -> None:
     from torch.distributed import distributed_c10d
 
     names = distributed_c10d._world.pg_names
-    for group in [g for g, name in names.items() if g not in but and not name.startswith("osdp/")]:
+    left = [g for g, name in names.items() if g not in but and not name.startswith("osdp/")]
+    for group in left:
         dist.destroy_process_group(group)
+    if left:  # DTensor remembers layouts over their meshes, and takes an equal mesh of other groups for one of these
+        from torch.distributed.tensor import debug
+
+        debug._clear_sharding_prop_cache()
 
 
 def count_groups_from(number: int) -> None:

@@ -208,6 +208,10 @@ inline std::vector<int64_t> plain_phases(const Model& model, const Request& requ
           where[i].cls->block && where[j].cls == where[i].cls && where[j].instance == where[i].instance;
       if (c != nullptr) {
         sum += c->state_bytes;
+        if (over && static_cast<int64_t>(i - j) <= c->left_phases) {
+          const Candidate* own = choice_of(where[j], d, j);
+          sum += std::max<int64_t>(0, c->left_bytes - (own == nullptr ? 0 : own->late_bytes));
+        }
         if (!over) {
           if (batch.accumulation == 1) sum -= c->gradient_bytes;
           sum += c->gathered_bytes;

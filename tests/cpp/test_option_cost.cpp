@@ -29,6 +29,8 @@ void check_agree(const Candidate& c, const OptionCost& o, const Request& request
   CHECK_EQ(o.summed_bytes, c.summed_bytes);
   CHECK_EQ(o.kept_bytes, c.gathered_bytes);
   CHECK_EQ(o.held_bytes, c.held_bytes);
+  CHECK_EQ(o.left_bytes, c.left_bytes);
+  CHECK_EQ(o.late_bytes, c.late_bytes);
 }
 
 void test_options_agree() {

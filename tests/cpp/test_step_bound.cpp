@@ -152,6 +152,33 @@ void check_unequal_backwards() {
   });
 }
 
+// On streams the gradient of a block's second operator is there while that of the first one is made: phases
+// hold all of the peak but a hundredth.
+void check_left() {
+  Model model;
+  model.blocks = {{"block", 0}};
+  for (int n = 0; n < 2; ++n) {
+    Operator& op = model.operators.emplace_back(in_slices("product"));
+    op.split_tensor = -1, op.block = 0, op.compute_s_per_sample = 1e-3;
+  }
+  Request request = of_slices();
+  request.recompute = {Recompute::Regather}, request.space.granularities.clear();
+  Manner how = manner(model);
+  how.lanes.enqueue = true;
+  const Planner planner(model, request, how);
+  request = planner.request();
+  request.space.shares = StepShares{};
+  const EquivalenceClasses classes = find_equivalence_classes(planner.model(), request);
+  const auto where = find_places(planner.model(), classes);
+  every_plan(planner.model(), classes, [&](const Decision& decision) {
+    PlainPlan plan = plain_plan(decision, where, {1, 1});
+    plan.gather_bytes = 1;
+    const Step step = planner.player().step(plan, planner.units(plan));
+    const auto phases = phase_bytes(planner.model(), request, classes, decision, {1, 1});
+    CHECK(std::max(phases[0], phases[1]) * 100 >= planner.player().largest_peak(step) * 99);
+  });
+}
+
 // Of twelve equal operators on two hosts, in their only plan: the bound with these shares is within a
 // twentieth of the step. `forward_s`, `backward_s`: computation of one, and of the last one's backward. With
 // a latency they share a bucket.
@@ -189,7 +216,7 @@ void check_two_hosts(Mode mode, double forward_s, double backward_s, double last
 // Another seed than the suite's may be given: `for s in $(seq 200); do ./test_step_bound $s; done`.
 int main(int argc, char** argv) {
   Random dice(argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 5);
-  check_slices(true), check_slices(false), check_unequal_backwards();
+  check_slices(true), check_slices(false), check_unequal_backwards(), check_left();
   const double gather_s = 3 * 64 * (1 << 16) / 4 * 1e-7;
   // A gather takes twice as long in computation, which is one and a half times as long as it: neither hides.
   check_two_hosts(Mode::FullShard, 1.5 * gather_s, 3 * gather_s, 3 * gather_s, {0, 1e-7}, {512, 512});

@@ -67,10 +67,12 @@ Cost Pricing::choose(const std::vector<Price>& prices, bool with_time, Decision&
           double lowest_mean = 0;
           for (const SlotOption& o : way.slots[p]) {
             const Cost c = (with_time ? Cost(o.time) : Cost(0)) + before * Cost(o.before) +
-                           here * Cost(o.own) + after * Cost(o.after) + inside * Cost(o.held);
+                           here * Cost(o.own - o.late) + after * Cost(o.after) + inside * Cost(o.held) +
+                           over(i - static_cast<size_t>(o.left_phases), i) * Cost(o.left);
             const double size = static_cast<double>(o.before) * static_cast<double>(n - i) +
                                 static_cast<double>(o.after) * static_cast<double>(i) +
                                 static_cast<double>(o.own) +
+                                static_cast<double>(o.left) * static_cast<double>(o.left_phases) +
                                 static_cast<double>(o.held) * static_cast<double>(end - i);
             if (picked[p] < 0 || c < lowest || (c == lowest && size < lowest_mean)) {
               picked[p] = o.candidate, lowest = c, lowest_mean = size;
@@ -117,8 +119,8 @@ struct Pricing::Place {
   const SlotOption* now;
 
   int64_t bytes(const SlotOption& o, size_t phase, bool paper) const {
-    if (paper || phase < op) return o.after;
-    return o.before + (phase == op ? o.own : 0) + (phase < end ? o.held : 0);
+    if (paper || phase < op) return o.after + (phase + static_cast<size_t>(o.left_phases) >= op ? o.left : 0);
+    return o.before + (phase == op ? o.own - o.late : 0) + (phase < end ? o.held : 0);
   }
   void change(const SlotOption& o, std::vector<int64_t>& phases, Decision& decision, bool paper) {
     for (size_t j = 0; j < phases.size(); ++j) phases[j] += bytes(o, j, paper) - bytes(*now, j, paper);
@@ -169,7 +171,9 @@ void Pricing::improve(Decision& decision, std::vector<int64_t>& phases, int64_t 
       if (paper_) return prices[0] * static_cast<double>(o.after);
       return sums[i] * static_cast<double>(o.after) +
              (sums[phases_] - sums[i]) * static_cast<double>(o.before) +
-             prices[i] * static_cast<double>(o.own) + (sums[end] - sums[i]) * static_cast<double>(o.held);
+             prices[i] * static_cast<double>(o.own - o.late) +
+             (sums[end] - sums[i]) * static_cast<double>(o.held) +
+             (sums[i] - sums[i - static_cast<size_t>(o.left_phases)]) * static_cast<double>(o.left);
     };
     for (const SlotOption& o : *p.options) {
       if (o.time >= p.now->time) continue;
@@ -195,7 +199,8 @@ void Pricing::improve(Decision& decision, std::vector<int64_t>& phases, int64_t 
       if (left[p.op] + v.to->after - p.now->after > limit) continue;
       if (right[p.op] + v.to->before - p.now->before > limit) continue;
       bool fits = true;
-      for (size_t j = p.op; j < std::max(p.end, p.op + 1) && fits; ++j) {
+      for (size_t j = p.op - static_cast<size_t>(v.to->left_phases); j < std::max(p.end, p.op + 1) && fits;
+           ++j) {
         fits = phases[j] + p.bytes(*v.to, j, false) - p.bytes(*p.now, j, false) <= limit;
       }
       if (!fits) continue;
@@ -219,7 +224,7 @@ bool Pricing::repair(Decision& decision, std::vector<int64_t>& phases, int64_t l
     seen.clear();
     for (Place& p : all) {
       // Equal operators on the same side of the phase are equivalent, so only the first is tried.
-      const bool done = paper_ || j < p.op;  // its backward is over
+      const bool done = paper_ || j + static_cast<size_t>(p.now->left_phases) < p.op;  // its backward is over
       if (done || (j > p.op && j >= p.end)) {
         const std::tuple<const void*, const SlotOption*, bool> alike{p.options, p.now, done};
         if (std::find(seen.begin(), seen.end(), alike) != seen.end()) continue;

@@ -46,6 +46,8 @@ class Columns {
     c.gradient_bytes = updated() - away - not_yet_cast();
     c.state_bytes -= not_yet_cast();
     c.own_phase_bytes = own_phase();
+    c.left_bytes = left_after_it();
+    if (op_.position.sees_left && sliced()) c.late_bytes = leaving_later();
     c.summed_bytes = summed_in_place();
     c.kept_bytes = traits(choice_.mode).kept ? gathered() : 0;
     // Gradients that autograd would add up, one until the operator's phase and two in it.
@@ -193,7 +195,7 @@ class Columns {
       const int64_t made = made_here + (weight().trainable ? std::max(slice_gathered(), slice_sent()) : 0);
       const bool looks_up = op_.look_ups > 0;  // the backward of a look-up gathers no slice
       return std::max<int64_t>(0, made - cast_bytes()) + (looks_up ? 0 : slice_gathered()) +
-             (looks_up || request_.space.streams ? leaving() : 0);
+             (looks_up || request_.space.streams ? leaving_later() : 0);
     }
     const int64_t made_or_sent = std::max(made(), sent());
     const bool there_anyway = traits(choice_.mode).kept || (recompute_ == Recompute::Hold && held() > 0);
@@ -201,10 +203,22 @@ class Columns {
   }
   // While a slice's gradient is made, that of the one before it is being reduced, into this rank's part.
   int64_t leaving() const {
-    if (slices() < 2 || slice_sent() == 0) return 0;
+    if (slice_sent() == 0) return 0;
     const bool takes_time = CollectiveCosts(device_).reduce(slice_sent(), choice_.mode).seconds() * 1e12 >= 1;
     return takes_time ? std::max(slice_gathered(), slice_sent()) + divided(slice_sent(), device_.ranks) : 0;
   }
+  // What has been sent, beside this rank's part; a mean that waits for other hosts may take less than is
+  // counted of that.
+  int64_t left_after_it() const {
+    if (op_.position.left_phases == 0 || whole() || kept_throughout()) return 0;
+    if (sliced()) return read_again() ? 0 : leaving();
+    return sum_trained([&](const Tensor& t) {
+      const int64_t gradient = std::max(t.compute_bytes(), t.reduce_bytes());
+      const int64_t kept = divided(t.bytes(), sharing()), mean = divided(t.reduce_bytes(), sharing());
+      return traits(choice_.mode).inside_hosts ? gradient - std::max<int64_t>(0, kept - mean) : gradient;
+    });
+  }
+  int64_t leaving_later() const { return slices() > 1 ? leaving() : 0; }
   // Of gradients of slices, which are added in place to those of earlier micro-batches.
   int64_t summed_in_place() const {
     if (!sliced() || op_.places > 1 || !weight().trainable) return 0;

@@ -17,6 +17,8 @@ struct OptionCost {
   int64_t own_phase_bytes = 0;  // in addition, while its backward runs
   int64_t summed_bytes = 0;     // part of own_phase_bytes that earlier micro-batches have allocated
   int64_t kept_bytes = 0;       // gathered parameters kept until its backward is over
+  int64_t late_bytes = 0;       // part of own_phase_bytes: not beside what others left
+  int64_t left_bytes = 0;       // of its gradient, on streams until the next reduction
   int64_t held_bytes = 0;       // gathered parameters held in the phases of a block recomputed with `hold`
   int128 micro_batch = 0;       // time in 2^10ths of a picosecond: of communication, or in the bound
   int64_t optimizer_ps = 0;     // per step

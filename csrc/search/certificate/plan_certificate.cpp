@@ -40,7 +40,9 @@ std::vector<int64_t> sizes_of(const Operator& op) {
                              at.slice_calls,
                              at.recomputed_last,
                              at.lets_any,
-                             at.lets_slice_bytes};
+                             at.lets_slice_bytes,
+                             at.left_phases,
+                             at.sees_left};
   for (const auto& [number, seconds] : op.slices_s)
     sizes.insert(sizes.end(), {number, std::bit_cast<int64_t>(seconds)});
   for (const Tensor& t : op.tensors)
@@ -160,8 +162,8 @@ class Checker {
       for (Recompute r : ways_) {
         for (const OptionCost& c : costs_[static_cast<int>(r)][i]) {
           longest = std::max(longest, step_time(c, batch) / kParts);
-          most = std::max<int128>(
-              most, static_cast<int128>(c.state_bytes) + c.kept_bytes + c.held_bytes + c.own_phase_bytes);
+          most = std::max<int128>(most, static_cast<int128>(c.state_bytes) + c.kept_bytes + c.held_bytes +
+                                            c.own_phase_bytes + c.left_bytes);
         }
       }
       time += longest;
@@ -229,13 +231,17 @@ class Checker {
     const int128 state = c == nullptr ? 0 : c->state_bytes;
     if (phase < 0) return state + saved;
     const int128 others = r == Recompute::None ? (in_flight() - 1) * saved : 0;
-    if (static_cast<int>(i) > phase) return state + others;  // its backward is over
+    if (static_cast<int>(i) > phase) {  // its backward is over
+      const bool left = c != nullptr && static_cast<int64_t>(i) <= phase + op.position.left_phases;
+      return state + others + (left ? c->left_bytes : 0);
+    }
     int128 sum = c == nullptr ? 0 : state - c->gradient_bytes + c->kept_bytes;
     sum += others;
     if (c != nullptr && batch.accumulation > 1) sum += c->gradient_bytes;
     if (static_cast<int>(i) == phase) {
       sum += static_cast<int128>(op.work_bytes_per_sample) * batch.size + op.work_bytes_fixed;
-      if (c != nullptr) sum += c->own_phase_bytes - (batch.accumulation > 1 ? c->summed_bytes : 0);
+      if (c != nullptr)
+        sum += c->own_phase_bytes - c->late_bytes - (batch.accumulation > 1 ? c->summed_bytes : 0);
     }
     const auto inside = [&] {
       const auto& m = members_[op.block];

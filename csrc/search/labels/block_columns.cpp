@@ -33,10 +33,12 @@ WayCost cost_of(const ChainResources& chain, const ChainResources::Segment& segm
     auto& extra = cost.extra.emplace_back();
     double least = std::numeric_limits<double>::infinity();
     for (const SlotOption& o : way.slots[p]) {
-      extra.push_back({static_cast<double>(o.time) + from * static_cast<double>(o.before) +
-                           before * static_cast<double>(o.after) + here * static_cast<double>(o.own) +
-                           (again ? inside : 0) * static_cast<double>(o.held),
-                       &o});
+      extra.push_back(
+          {static_cast<double>(o.time) + from * static_cast<double>(o.before) +
+               before * static_cast<double>(o.after) + here * static_cast<double>(o.own - o.late) +
+               prices.of(i - static_cast<size_t>(o.left_phases), i) * static_cast<double>(o.left) +
+               (again ? inside : 0) * static_cast<double>(o.held),
+           &o});
       least = std::min(least, extra.back().cost);
     }
     for (WayCost::Extra& e : extra) e.cost -= least;
@@ -47,11 +49,12 @@ WayCost cost_of(const ChainResources& chain, const ChainResources::Segment& segm
 
 // A partial column: choices for the first slots of a segment.
 struct Part : Stretch {
-  int64_t now = 0;  // `before`, and what is held only inside
+  int64_t now = 0;              // `before`, and what is held only inside
+  int64_t near = -kLargestSum;  // the largest phase that what the next operator with parameters leaves is in
   double extra = 0;
   uint32_t parent = 0;
   int candidate = -1;
-  bool no_worse(const Part& o) const { return Stretch::no_worse(o) && now <= o.now; }
+  bool no_worse(const Part& o) const { return Stretch::no_worse(o) && now <= o.now && near <= o.near; }
 };
 
 // How many of the undominated ones each is compared with.
@@ -67,6 +70,12 @@ bool add_way(const ChainResources& chain, const ChainResources::Segment& segment
   start.before = start.now = way.input + way.in_flight;
   start.after = way.in_flight;
   start.peak = -kLargestSum;
+  std::vector<bool> near(way.slots.size());
+  for (size_t p = 0; p < way.slots.size(); ++p) {
+    const auto left = static_cast<size_t>(way.slots[p].empty() ? 0 : way.slots[p][0].left_phases);
+    std::fill(near.begin() + static_cast<std::ptrdiff_t>(p - left),
+              near.begin() + static_cast<std::ptrdiff_t>(p), true);
+  }
   for (size_t p = 0; p < way.slots.size(); ++p) {
     const int64_t saved = chain.saved(segment.cls, p), work = chain.work(segment.cls, p);
     auto& extras = cost.extra[p];
@@ -79,10 +88,14 @@ bool add_way(const ChainResources& chain, const ChainResources::Segment& segment
       const Part& x = parts[p][n];
       for (const auto& [extra, o] : extras) {
         if (x.extra + extra > allowance) break;
-        const int64_t now = x.now + o->before + saved + o->held;
+        const int64_t now = x.now + o->before + saved + o->held, phase = now + o->own + work;
+        const int64_t left = x.near + o->after + o->left;
         next.push_back({{x.time + o->time, x.before + o->before + (again ? 0 : saved), x.after + o->after,
-                         std::max(x.peak + o->after, now + o->own + work)},
+                         std::max({x.peak + o->after, left, phase})},
                         now,
+                        !near[p]           ? -kLargestSum
+                        : o->candidate < 0 ? std::max(x.near, phase)
+                                           : phase - o->late,
                         x.extra + extra,
                         static_cast<uint32_t>(n),
                         o->candidate});

@@ -28,8 +28,9 @@ int64_t Answer::step_bound_ps() const {
 
 namespace {
 
-Model positioned(Model model, const Manner& manner) {
-  if (manner.places.size() == model.operators.size()) set_step_positions(model, manner);
+Model positioned(Model model, const Manner& manner, const Request& request) {
+  if (manner.places.size() == model.operators.size())
+    set_step_positions(model, manner, decides_blocks(request));
   return model;  // else PlanPlayer refuses it
 }
 
@@ -44,7 +45,7 @@ Request of_runtime(Request request, const Manner& manner) {
 }  // namespace
 
 Planner::Planner(Model model, Request request, Manner manner)
-    : model_(positioned(std::move(model), manner)),
+    : model_(positioned(std::move(model), manner, request)),
       request_(of_runtime(std::move(request), manner)),
       player_(model_, request_, std::move(manner)) {}
 

@@ -37,7 +37,7 @@ class Positions {
     }
   }
 
-  void set() {
+  void set(bool blocks) {
     bool first = true;
     for (size_t i = 0; i < model_.operators.size(); ++i) {
       Operator& op = model_.operators[i];
@@ -58,6 +58,7 @@ class Positions {
     set_ends();
     set_recomputed_last();
     set_neighbours();
+    if (blocks && manner_.lanes.enqueue) set_left();
   }
 
  private:
@@ -273,6 +274,32 @@ class Positions {
       for (Operator& op : model_.operators) op.position.earlier = op.position.later = {};
   }
 
+  // Note [Gradients that are left] in problem/phases.hpp. Where one of the two is much smaller, another phase
+  // decides.
+  void set_left() {
+    constexpr int64_t kMuchLess = 8;
+    std::vector<bool> reduces(model_.operators.size());
+    for (size_t i = 0; i < model_.operators.size(); ++i) {
+      if (model_.operators[i].split_tensor < 0) continue;
+      for (const Span& s : manner_.places[i].calls)
+        if (s.last != static_cast<int>(i)) reduces[s.last] = true;
+    }
+    size_t earlier = 0;
+    bool none = true;
+    for (size_t i = 0; i < model_.operators.size(); ++i) {
+      const int block = model_.operators[i].block;
+      none |= block < 0 || reduces[i] || (i > 0 && model_.operators[i - 1].block != block);
+      if (!manner_.places[i].parameters) continue;
+      const auto [less, more] =
+          std::minmax(manner_.places[i].gathered_bytes, manner_.places[earlier].gathered_bytes);
+      if (!none && less >= more / kMuchLess) {
+        model_.operators[i].position.left_phases = static_cast<int64_t>(i - earlier);
+        for (size_t j = earlier; j < i; ++j) model_.operators[j].position.sees_left = true;
+      }
+      earlier = i, none = reduces[i];
+    }
+  }
+
   Model& model_;
   const Manner& manner_;
   std::vector<int> block_end_;
@@ -282,6 +309,8 @@ class Positions {
 
 }  // namespace
 
-void set_step_positions(Model& model, const Manner& manner) { Positions(model, manner).set(); }
+void set_step_positions(Model& model, const Manner& manner, bool blocks) {
+  Positions(model, manner).set(blocks);
+}
 
 }  // namespace osdp::search

@@ -6,6 +6,7 @@
 namespace osdp::search {
 
 // Sets the operators' positions. `manner.places` must be beside the operators.
-void set_step_positions(Model& model, const Manner& manner);
+// `blocks`: each is decided as a whole.
+void set_step_positions(Model& model, const Manner& manner, bool blocks);
 
 }  // namespace osdp::search

@@ -247,14 +247,32 @@ class Pricer {
       const auto ahead = [&](int64_t left) {
         return looks_up ? 0 : slice * std::min({std::max<int64_t>(1, left), fitting, 1 + kMostAhead});
       };
-      const int64_t leaving = looks_up || fitting > 1 || space_.streams ? leaving_bytes(c) : 0;
-      c.own_bytes += std::max(ahead(c.sharded_slices - 1), ahead(c.sharded_slices - 2) + leaving);
+      const bool second = c.sharded_slices > 1 && (looks_up || fitting > 1 || space_.streams);
+      const int64_t leaving = second ? leaving_bytes(c) : 0, first = ahead(c.sharded_slices - 1);
+      const int64_t more = std::max(first, ahead(c.sharded_slices - 2) + leaving) - first;
+      c.own_bytes += first + more;
+      if (op_.position.sees_left) c.late_bytes = more;
       const LessInSlices less = less_in_slices(op_);
       c.own_bytes -= less.own + fewer_copies(op_, slices), c.gathered_bytes -= less.after;
     } else if (sharded && !split && !kept && (recompute_ != Recompute::Hold || c.held_bytes == 0)) {
       c.own_bytes += compute_bytes_;
     }
+    c.left_phases = op_.position.left_phases;
+    if (c.left_phases > 0 && sharded && !kept_throughout(c.mode))
+      c.left_bytes = !split ? left_bytes(c.mode) : op_.places > 1 || op_.calls > 1 ? 0 : leaving_bytes(c);
     return c;
+  }
+
+  // Its gradient until computation waits for the next reduction. Where the mean is cast, its bytes may be
+  // fewer than are counted of this rank's part.
+  int64_t left_bytes(Mode mode) const {
+    int64_t bytes = full_gradient_bytes_;
+    if (!traits(mode).inside_hosts) return bytes;
+    const int64_t ranks = device_.ranks / device_.hosts;
+    for (const Tensor& t : op_.tensors)
+      if (t.trainable)
+        bytes -= std::max<int64_t>(0, ceil_div(t.bytes(), ranks) - ceil_div(t.reduce_bytes(), ranks));
+    return std::max<int64_t>(0, bytes);
   }
 
   // A slice's gradient and the part of its mean that this rank keeps, while it is reduced.
@@ -262,7 +280,7 @@ class Pricer {
     const Tensor& weight = op_.tensors[op_.split_tensor];
     const Slices slices(op_, c.granularity, c.sharded_slices, c.split);
     const int64_t sent = weight.trainable ? slices.bytes(weight.reduce_bytes(), slices.small) : 0;
-    if (sent == 0 || c.sharded_slices < 2) return 0;
+    if (sent == 0) return 0;
     if (collectives_.reduce(c.mode).seconds(sent) < kLeastSeconds) return 0;
     return std::max(sent, slices.bytes(weight.compute_bytes(), slices.small)) + ceil_div(sent, device_.ranks);
   }

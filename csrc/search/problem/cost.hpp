@@ -34,6 +34,9 @@ struct Candidate {
   // The part of own_bytes that is there already where gradients of earlier micro-batches are: those of slices
   // are added to them in place.
   int64_t summed_bytes = 0;
+  int64_t late_bytes = 0;  // the part of own_bytes that is there only when what others left is gone
+  // In so many phases before its own: Note [Gradients that are left] in problem/phases.hpp.
+  int64_t left_bytes = 0, left_phases = 0;
   int64_t gathered_bytes = 0;    // gathered parameters kept from forward to backward
   int64_t held_bytes = 0;        // gathered parameters kept from recomputation to backward (Recompute::Hold)
   int64_t transient_bytes = 0;   // the largest full tensor that exists only while it is used

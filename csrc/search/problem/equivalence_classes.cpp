@@ -32,6 +32,8 @@ std::vector<int64_t> signature(const Operator& op, bool positions, bool pairs) {
                            op.saved_bytes_fixed,
                            op.work_bytes_per_sample,
                            op.work_bytes_fixed,
+                           op.position.left_phases,
+                           op.position.sees_left,
                            picoseconds(op.recompute_s_per_sample, "operator", op.name),
                            picoseconds(op.recompute_s_fixed, "operator", op.name)};
   if (positions) {
@@ -120,7 +122,8 @@ class Totals {
         int64_t bytes = 0, communication = 0, optimizer = 0;
         for (const auto& list : slot.candidates) {
           for (const Candidate& c : list) {
-            bytes = std::max(bytes, c.state_bytes + c.own_bytes + c.gathered_bytes + c.held_bytes);
+            bytes =
+                std::max(bytes, c.state_bytes + c.own_bytes + c.gathered_bytes + c.held_bytes + c.left_bytes);
             communication = std::max(communication, c.communication_ps);
             optimizer = std::max(optimizer, c.optimizer_ps);
           }
@@ -169,7 +172,7 @@ EquivalenceClasses find_equivalence_classes(const Model& model, const Request& r
   std::vector<std::vector<int>> of_block(model.blocks.size());
   std::vector<std::vector<int64_t>> keys;
   int128 compute = 0, compute_fixed = 0;
-  const bool blocks = request.recompute.size() > 1 || request.recompute[0] != Recompute::None;
+  const bool blocks = decides_blocks(request);
   for (size_t i = 0; i < model.operators.size(); ++i) {
     const Operator& op = model.operators[i];
     compute += picoseconds(op.compute_s_per_sample, "operator", op.name);

@@ -68,6 +68,10 @@ struct StepPosition {
   bool recomputed_last = false, lets_any = false;
   int64_t lets_slice_bytes = 0;
   NeighbourPair earlier{}, later{};
+  // Note [Gradients that are left] in problem/phases.hpp: in how many phases before its own this operator's
+  // gradient is, and whether another one's is in its own phase.
+  int64_t left_phases = 0;
+  bool sees_left = false;
   int64_t slice_calls = 1;  // calls in a forward that acquire its slices, if it is split; one per module
   bool operator==(const StepPosition&) const = default;
 };

@@ -65,8 +65,8 @@ std::vector<int64_t> phase_bytes(const Model& model, const Request& request,
   const size_t n = model.operators.size();
   const bool accumulates = batch.accumulation > 1;
   // Per operator: memory before and after its backward, in its own phase only, and of its block's
-  // recomputation.
-  std::vector<int64_t> before(n), after(n), own(n), extra(n);
+  // recomputation; what another one has left there, and what of its own comes later.
+  std::vector<int64_t> before(n), after(n), own(n), extra(n), left(n), late(n);
   int128 sum = classes.held(batch.size), kept = 0;
   const auto narrow = [](int128 v) { return static_cast<int64_t>(std::min<int128>(v, kLargestSum)); };
   for (const EquivalenceClass& cls : classes.classes) {
@@ -94,6 +94,8 @@ std::vector<int64_t> phase_bytes(const Model& model, const Request& request,
           if (accumulates) before[i] += c.gradient_bytes;
           if (way == Recompute::Hold) again += c.held_bytes;
           own[i] += own_in(c, accumulates);
+          late[i] = c.late_bytes;
+          for (int64_t k = 1; k <= c.left_phases; ++k) left[i - k] = c.left_bytes;
         }
         if (way == Recompute::None) continue;
         const int until = p + 1 < operators.size() ? operators[p + 1] : i + 1;
@@ -106,7 +108,7 @@ std::vector<int64_t> phase_bytes(const Model& model, const Request& request,
   std::vector<int64_t> phases(n);
   for (size_t j = 0; j < n; ++j) {
     sum += before[j] - after[j];
-    phases[j] = narrow(sum + own[j] + extra[j]);
+    phases[j] = narrow(sum + own[j] + extra[j] + std::max<int64_t>(0, left[j] - late[j]));
   }
   return phases;
 }

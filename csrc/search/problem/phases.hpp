@@ -1,7 +1,8 @@
 // Note [Phases]
 // Peak memory is a maximum over the phases of a step. Phase j is the backward of operator j. The memory
 // of operator i in it depends on i:
-//   i > j  Its backward is over: parameters, optimizer state, gradient.
+//   i > j  Its backward is over: parameters, optimizer state, gradient; and right after it what it has sent
+//          (Note [Gradients that are left]).
 //   i < j  Its backward is still to come: parameters, optimizer state, parameters kept gathered
 //          (SHARD_GRAD_OP) and, unless its block is recomputed, its activations; with several micro-batches
 //          also the gradient.
@@ -31,6 +32,16 @@
 // its candidates (less_in_slices in problem/model.hpp). It is too much in phases of operators after the last
 // reader, where none waits, and where another such weight is whole: a plan's own peak takes off none then
 // (simulate/step_of_plan.cpp).
+//
+// Note [Gradients that are left]
+// On streams what a reduction has sent is freed when computation next waits for reductions, which it does
+// before it submits another one. Until the backward of the operator before it that has parameters (inclusive)
+// nothing is submitted, whatever is chosen: so in these phases (StepPosition::left_phases) a sharded
+// operator's gradient is still there, also if it shares its unit with an earlier one, which is reduced later;
+// of one in slices it is the last slice's. An operator in slices makes the first slice's gradient beside
+// that, then waits, and has two slices of its own later (Candidate::late_bytes): its phase is the larger of
+// the two, but a row counts the former. Only inside blocks that are decided as a whole, and where no slices
+// of tied parameters are reduced.
 //
 // A phase's memory is a sum over operators, so each phase is a linear constraint (row). A plan that is
 // optimal for a subset of the rows and satisfies all of them is optimal for all, so rows are generated
@@ -68,14 +79,22 @@ std::vector<SymmetryClass> make_symmetry_classes(const EquivalenceClasses& class
 inline int64_t own_in(const Candidate& c, bool accumulates) {
   return c.own_bytes - (accumulates ? c.summed_bytes : 0);
 }
+// Together with what another operator has left.
+inline int64_t first_own_in(const Candidate& c, bool accumulates) {
+  return own_in(c, accumulates) - c.late_bytes;
+}
 
 // The memory of one choice of a slot in a row, without activations.
 inline int64_t held_in(int relation, int slot, Recompute way, const Candidate& c, bool accumulates) {
   if (relation == kSum || relation == kOver) return c.state_bytes;
-  if (relation >= 0 && slot > slot_of(relation)) return c.state_bytes;
+  if (relation >= 0 && slot > slot_of(relation)) {
+    const bool left =
+        relation == inside(slot_of(relation), true) && slot - slot_of(relation) <= c.left_phases;
+    return c.state_bytes + (left ? c.left_bytes : 0);
+  }
   int64_t bytes = c.state_bytes - c.gradient_bytes + c.gathered_bytes;
   if (accumulates) bytes += c.gradient_bytes;
-  if (relation == inside(slot, true)) bytes += own_in(c, accumulates);
+  if (relation == inside(slot, true)) bytes += first_own_in(c, accumulates);
   if (relation >= 0 && way == Recompute::Hold) bytes += c.held_bytes;
   return bytes;
 }

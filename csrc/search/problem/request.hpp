@@ -175,6 +175,12 @@ struct Request {
   bool moves_nothing() const { return search::moves_nothing(device, space); }
 };
 
+// Whether a block is recomputed or not, so that its operators are decided together.
+inline bool decides_blocks(const Request& request) {
+  return std::any_of(request.recompute.begin(), request.recompute.end(),
+                     [](Recompute r) { return r != Recompute::None; });
+}
+
 inline std::vector<BatchRange> Request::ranges() const {
   if (batches.empty()) return {{{sizes.least, 1}, {sizes.most, 1}}};
   std::vector<BatchRange> found;

@@ -7,9 +7,15 @@ namespace osdp::search {
 namespace {
 
 bool no_worse(const SlotOption& a, const SlotOption& b) {
-  return a.time <= b.time && a.before <= b.before && a.before + a.own <= b.before + b.own &&
-         a.after <= b.after && a.before + a.held <= b.before + b.held &&
-         a.before + a.own + a.held <= b.before + b.own + b.held;
+  const auto in_its_phase = [](const SlotOption& o, int64_t held, int64_t late) {
+    return o.before + o.own + held - late;
+  };
+  return a.time <= b.time && a.before <= b.before && a.after <= b.after &&
+         a.after + a.left <= b.after + b.left && a.before + a.held <= b.before + b.held &&
+         in_its_phase(a, 0, 0) <= in_its_phase(b, 0, 0) &&
+         in_its_phase(a, 0, a.late) <= in_its_phase(b, 0, b.late) &&
+         in_its_phase(a, a.held, 0) <= in_its_phase(b, b.held, 0) &&
+         in_its_phase(a, a.held, a.late) <= in_its_phase(b, b.held, b.late);
 }
 
 std::vector<SlotOption> slot_options(const std::vector<Candidate>& candidates, Recompute way,
@@ -25,6 +31,7 @@ std::vector<SlotOption> slot_options(const std::vector<Candidate>& candidates, R
       o.before += x.gathered_bytes - (batch.accumulation > 1 ? 0 : x.gradient_bytes);
       o.own = own_in(x, batch.accumulation > 1);
       if (way == Recompute::Hold) o.held = x.held_bytes;
+      o.late = x.late_bytes, o.left = x.left_bytes, o.left_phases = x.left_phases;
     }
     options.push_back(o);
   }

@@ -10,9 +10,11 @@ namespace osdp::search {
 struct SlotOption {
   int candidate = -1;  // index into the slot's candidates; -1: no parameters
   int64_t time = 0;
-  int64_t before = 0, after = 0;  // in the phases before the end of its backward, and after it
-  int64_t own = 0;                // in its own phase, beside `before`
-  int64_t held = 0;               // in the phases of its recomputed block until its own, beside `before`
+  int64_t before = 0, after = 0;      // in the phases before the end of its backward, and after it
+  int64_t own = 0;                    // in its own phase, beside `before`
+  int64_t held = 0;                   // in the phases of its recomputed block until its own, beside `before`
+  int64_t late = 0;                   // part of `own` that is there only when what others left is gone
+  int64_t left = 0, left_phases = 0;  // in so many phases before its own, beside `after`
 };
 
 struct Way {

@@ -95,30 +95,16 @@ class StepSearch {
   }
 
   bool fits() const { return !seeds_.empty() && seeds_.front().spare_bytes >= 0; }
-  // A bound per sample that is enough for the fastest plan.
-  double needed_s() const {
+  // Times per sample: of the fastest plan, and that no plan is below.
+  double fastest_ps() const {
     if (!fits()) return std::numeric_limits<double>::infinity();
     const Seed& best = seeds_.front();
-    return 1e-12 * static_cast<double>(best.played.step_ps) / static_cast<double>(best.plan.batch.samples()) /
-           (1 + gap_);
+    return static_cast<double>(best.played.step_ps) / static_cast<double>(best.plan.batch.samples());
   }
-  double enough_ps() const { return 1e12 * prover_.lower_bound_s_per_sample() * (1 + gap_); }
-  // Of the fastest plan.
-  double gap() const {
-    const Seed& best = seeds_.front();
-    return static_cast<double>(best.played.step_ps) / static_cast<double>(best.plan.batch.samples()) /
-               (1e12 * prover_.lower_bound_s_per_sample()) -
-           1;
-  }
-  // Whether the fastest plan takes at most this time per sample.
-  bool within(double ps) const {
-    const Seed& best = seeds_.front();
-    return static_cast<double>(best.played.step_ps) <= ps * static_cast<double>(best.plan.batch.samples());
-  }
-  bool done() const {
-    if (searches_.over() || !fits()) return searches_.over();
-    return within(enough_ps());
-  }
+  double bound_ps() const { return 1e12 * prover_.lower_bound_s_per_sample(); }
+  double enough_ps() const { return bound_ps() * (1 + gap_); }
+  double gap() const { return fastest_ps() / bound_ps() - 1; }
+  bool done() const { return searches_.over() || fastest_ps() <= enough_ps(); }
 
   Seed simulated(const IndexedPlan& plan) {
     return {plan, evaluator_->play(plan), limit_.spare(evaluator_->largest_peak_bytes(plan))};
@@ -153,7 +139,7 @@ class StepSearch {
 
   // Raises the bound by dividing the plans into ranges of budgets; their minima are more plans.
   void sharpen() {
-    while (!done() && prover_.sharpen(needed_s())) consider_proven();
+    while (!done() && prover_.sharpen(1e-12 * fastest_ps() / (1 + gap_))) consider_proven();
   }
 
   void gather_no_further_than_needed() {
@@ -168,9 +154,7 @@ class StepSearch {
     }
   }
 
-  bool far() const {
-    return !done() && (!fits() || !within(1e12 * prover_.lower_bound_s_per_sample() / (1 - kFar)));
-  }
+  bool far() const { return !done() && fastest_ps() > bound_ps() / (1 - kFar); }
 
   // The parts: nothing is replicated or kept gathered; everything is in host memory.
   static constexpr bool (*kParts[])(const ModeTraits&) = {

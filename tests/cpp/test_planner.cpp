@@ -76,7 +76,7 @@ void what_is_returned_fits_and_has_a_proof() {
 void a_step_keeps_its_limit_whatever_its_timing() {
   Random dice(21);
   int held_back = 0;
-  for (int n = 0; n < 16; ++n) {
+  for (int n = 0; n < 10; ++n) {
     Model model = random_model(dice, 8);
     for (Operator& op : model.operators) {
       op.saved_bytes_per_sample = op.work_bytes_per_sample = 1;

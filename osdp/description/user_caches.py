@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import operator
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from types import (
@@ -38,19 +38,8 @@ from torch.nn.utils import parametrize
 
 # With what torch and OSDP import (sympy: most of a process's modules) and what runs tests, which keep no tensors.
 _LIBRARIES = sys.stdlib_module_names | {
-    *(
-        "torch",
-        "torchgen",
-        "functorch",
-        "numpy",
-        "osdp",
-        "sympy",
-        "mpmath",
-        "rich",
-        "networkx",
-        "jinja2",
-        "markupsafe",
-    ),
+    *("torch", "torchgen", "functorch", "numpy", "osdp", "sympy", "mpmath", "rich"),
+    *("networkx", "jinja2", "markupsafe"),
     *("typing_extensions", "filelock", "fsspec", "psutil", "tqdm", "yaml", "_distutils_hack", "setuptools"),
     *("huggingface_hub", "tokenizers", "safetensors"),
     *("pytest", "_pytest", "pluggy", "pygments", "hypothesis", "xdist"),
@@ -95,7 +84,10 @@ class Places:
     def _remember_attributes(self, owner: Any, module: str) -> None:
         attributes = dict(vars(owner))
         self._dicts.append((owner, attributes))
-        for value in attributes.values():
+        self._remember_all(attributes.values(), module)
+
+    def _remember_all(self, values: Iterable[Any], module: str) -> None:
+        for value in values:
             if type(value) not in _PLAIN:
                 self._remember(value, module)
 
@@ -122,17 +114,15 @@ class Places:
             self._remember_attributes(function, module)
         else:
             self._bare.append(function)
-        for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-            if type(default) not in _PLAIN:
-                self._remember(default, module)
+        self._remember_all(function.__defaults__ or (), module)
+        self._remember_all((function.__kwdefaults__ or {}).values(), module)
         for cell in function.__closure__ or ():
             try:
                 content = cell.cell_contents
             except ValueError:  # empty
                 continue
             self._cells.append((cell, content))
-            if type(content) not in _PLAIN:
-                self._remember(content, module)
+            self._remember_all((content,), module)
 
     def _all_dicts(self) -> list[tuple[Any, dict[Any, Any]]]:
         return [*self._dicts, *((function, {}) for function in self._bare if function.__dict__)]

@@ -130,6 +130,20 @@ void check_slices(bool trained_table) {
   CHECK(plans == 1);
 }
 
+constexpr Batch kOne{1, 1};
+
+// Of every plan for one sample that gathers nothing ahead.
+template <typename Check>
+void for_each_step(const Planner& planner, const Request& request, const Check& check) {
+  const EquivalenceClasses classes = find_equivalence_classes(planner.model(), request);
+  const auto where = find_places(planner.model(), classes);
+  every_plan(planner.model(), classes, [&](const Decision& decision) {
+    PlainPlan plan = plain_plan(decision, where, kOne);
+    plan.gather_bytes = 1;
+    check(classes, decision, planner.player().step(plan, planner.units(plan)));
+  });
+}
+
 // Four products in slices, of which two differ in the time of their backward alone while the lane is idle:
 // each counts with its own.
 void check_unequal_backwards() {
@@ -142,14 +156,10 @@ void check_unequal_backwards() {
   const Planner planner(model, request, manner(model));
   request = planner.request();
   request.space.shares = StepShares{0, 0}, request.space.gather = {0, 1}, request.space.of_sizes = {1, 1};
-  const EquivalenceClasses classes = find_equivalence_classes(planner.model(), request);
-  const auto where = find_places(planner.model(), classes);
-  every_plan(planner.model(), classes, [&](const Decision& decision) {
-    PlainPlan plan = plain_plan(decision, where, {1, 1});
-    plan.gather_bytes = 1;
-    const Step step = planner.player().step(plan, planner.units(plan));
-    CHECK(step_ps(classes, decision, plan.batch) <= planner.player().play(step).step_ps);
-  });
+  for_each_step(planner, request,
+                [&](const EquivalenceClasses& classes, const Decision& decision, const Step& step) {
+                  CHECK(step_ps(classes, decision, kOne) <= planner.player().play(step).step_ps);
+                });
 }
 
 // On streams the gradient of a block's second operator is there while that of the first one is made: phases
@@ -168,15 +178,11 @@ void check_left() {
   const Planner planner(model, request, how);
   request = planner.request();
   request.space.shares = StepShares{};
-  const EquivalenceClasses classes = find_equivalence_classes(planner.model(), request);
-  const auto where = find_places(planner.model(), classes);
-  every_plan(planner.model(), classes, [&](const Decision& decision) {
-    PlainPlan plan = plain_plan(decision, where, {1, 1});
-    plan.gather_bytes = 1;
-    const Step step = planner.player().step(plan, planner.units(plan));
-    const auto phases = phase_bytes(planner.model(), request, classes, decision, {1, 1});
-    CHECK(std::max(phases[0], phases[1]) * 100 >= planner.player().largest_peak(step) * 99);
-  });
+  for_each_step(planner, request,
+                [&](const EquivalenceClasses& classes, const Decision& decision, const Step& step) {
+                  const auto phases = phase_bytes(planner.model(), request, classes, decision, kOne);
+                  CHECK(std::max(phases[0], phases[1]) * 100 >= planner.player().largest_peak(step) * 99);
+                });
 }
 
 // Of twelve equal operators on two hosts, in their only plan: the bound with these shares is within a

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from osdp.description import aten_workspaces
@@ -18,7 +19,8 @@ aten = torch.ops.aten
 # Note [Kernels of another device]
 # A forward is traced on fake CPU tensors, so ATen takes a CPU's kernels. Three of them hold other memory than an
 # accelerator's. Attention with dropout, or with a bias that is trained or one for each head, is computed step by step on a
-# CPU, and saves its scores several times; an accelerator's fused kernels compute scores and dropout again in backward.
+# CPU, and saves its scores several times; an accelerator's fused kernels compute scores and dropout again in backward. They
+# take no bias whose rows are not stored one after the other, which a CPU's do.
 # Convolutions of a CPU copy into oneDNN's layouts. An LSTM of cuDNN packs the weights of its layers into one buffer, which
 # is saved for backward, and so are their gradients.
 
@@ -54,14 +56,18 @@ class KernelMemory(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         call = {**_LEFT_OUT, **dict(zip(_ARGUMENTS, args, strict=False)), **(kwargs or {})}
         query, mask = call["query"], call["attn_mask"]
-        # No fused kernel takes other attention (T5's bias is stored by position).
-        fused = query.dim() == 4 and (mask is None or mask.stride(-1) == 1)
         trained = mask is not None and mask.requires_grad and torch.is_grad_enabled()
         biased = mask is not None and (mask.dim() == 3 or trained)
-        differs = fused and (call["dropout_p"] > 0 or biased)
+        step_by_step = call["dropout_p"] > 0 or biased  # on a CPU
+        # An accelerator's fused kernels do not take a bias that is stored by position (T5's); a CPU's do.
+        fused = query.dim() == 4 and (mask is None or mask.stride(-1) == 1)
+        differs = query.dim() == 4 and fused == step_by_step
         self.differs |= differs
         if not (differs and self.accelerator):
             return func(*args, **(kwargs or {}))
+        if not fused:
+            with sdpa_kernel(SDPBackend.MATH):
+                return func(*args, **(kwargs or {}))
         call["dropout_p"] = 0.0  # what it drops is not kept
         return _biased(**call) if biased else func(**call)
 

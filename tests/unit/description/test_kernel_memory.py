@@ -84,8 +84,9 @@ def test_grouped_queries_compute_what_all_query_heads_do() -> None:
     assert flops == forward + forward * 5 // 2
 
 
-def test_a_bias_that_no_fused_kernel_takes_is_the_same_on_both() -> None:
-    """As T5 makes it: stored by position, not by key."""
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_bias_that_no_fused_kernel_of_an_accelerator_takes(trained: bool) -> None:
+    """As T5 makes it: stored by position, not by key. A CPU's fused kernel takes it if it is not trained."""
 
     class Permuted(Biased):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -94,8 +95,13 @@ def test_a_bias_that_no_fused_kernel_takes_is_the_same_on_both() -> None:
             return F.scaled_dot_product_attention(q, k, v, bias[None]).sum()
 
     x = torch.zeros(8, 64, WIDTH)
-    on_cpu, on_gpu = (described(Permuted(64, trained=True), x, device=d) for d in ("cpu", "cuda"))
-    assert on_gpu == on_cpu
+    on_cpu, on_gpu = (described(Permuted(64, trained), x, device=d) for d in ("cpu", "cuda"))
+    if trained:
+        assert on_gpu == on_cpu
+    else:
+        assert (on_cpu.device, on_gpu.device) == ("cpu", "accelerator")
+        scores = HEADS * 64 * 64 * 4
+        assert saved(on_gpu) > saved(on_cpu) + scores // 2  # the scores, without what the fused kernel saves
 
 
 @pytest.mark.parametrize("length", [49, 64])

@@ -8,13 +8,12 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/python_variable.h>
-#include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <memory>
 #include <utility>
-#include <vector>
 
+#include "bindings/call_arguments.hpp"
 #include "runtime/step/graph_task.hpp"
 
 namespace osdp::bindings {
@@ -22,7 +21,6 @@ namespace {
 
 namespace py = pybind11;
 using runtime::RecomputedCall;
-using torch::autograd::SavedVariable;
 
 // What ends a second forward. An Exception: for others nn.Module's call does not run `always_call` hooks.
 PyObject* everything_saved = nullptr;
@@ -50,22 +48,12 @@ class WithoutDynamo {
 // A call and what its second forwards need. The hooks and the places hold it, so it lives as long as
 // autograd's nodes do that saved something in it.
 struct Call : std::enable_shared_from_this<Call> {
-  Call(std::string name, py::object again, const py::tuple& args)
-      : saved(std::move(name)), again(std::move(again)) {
-    for (const py::handle argument : args) {
-      const bool tensor = THPVariable_Check(argument.ptr());
-      // Saved as by a node, so that a checkpoint around this call sees it.
-      if (tensor)
-        tensors.emplace_back(others.size(), SavedVariable(THPVariable_Unpack(argument.ptr()), false));
-      others.push_back(py::reinterpret_borrow<py::object>(tensor ? py::none() : argument));
-    }
-  }
+  Call(std::string name, py::object again, const py::tuple& args, const py::dict& kwargs)
+      : saved(std::move(name)), again(std::move(again)), arguments(args, kwargs) {}
 
   RecomputedCall saved;
-  py::object again;  // runs the second forward: again(arguments)
-
-  std::vector<std::pair<size_t, SavedVariable>> tensors;  // among the arguments, with their positions
-  std::vector<py::object> others;                         // by position; None where there is a tensor
+  py::object again;  // runs the second forward: again(args, kwargs)
+  CallArguments arguments;
 };
 
 struct Place {
@@ -159,15 +147,13 @@ PyMethodDef kSaveAgain{"save_again", &save_again, METH_O, nullptr};
 PyMethodDef kReadAgain{"read_again", &read_again, METH_O, nullptr};
 
 void run_second_forward(Call& call, RecomputedCall::SecondForward& second) {
-  py::tuple arguments(call.others.size());
-  for (size_t i = 0; i < arguments.size(); ++i) arguments[i] = call.others[i];
-  for (const auto& [i, tensor] : call.tensors) arguments[i] = tensor.unpack();
+  const py::object args = call.arguments.args(), kwargs = call.arguments.kwargs();
   {
     const Hooks hooks(kSaveAgain, kReadAgain, owned<Second>(call.shared_from_this(), second));
     const at::AutoGradMode grad(true);
     const WithoutDynamo eager;
-    const auto result =
-        py::reinterpret_steal<py::object>(PyObject_CallOneArg(call.again.ptr(), arguments.ptr()));
+    const auto result = py::reinterpret_steal<py::object>(
+        PyObject_CallFunctionObjArgs(call.again.ptr(), args.ptr(), kwargs.ptr(), nullptr));
     if (!result) {
       if (!second.ended || !PyErr_ExceptionMatches(everything_saved)) throw py::error_already_set();
       PyErr_Clear();  // and with it the tensors that the forward's frames hold
@@ -209,7 +195,7 @@ PyMethodDef kRead{"read", &read_hook, METH_O, nullptr};
 
 py::object call_recomputed(std::string name, const py::object& forward, py::object again,
                            const py::tuple& args, const py::dict& kwargs) {
-  const auto call = std::make_shared<Call>(std::move(name), std::move(again), args);
+  const auto call = std::make_shared<Call>(std::move(name), std::move(again), args, kwargs);
   const Hooks hooks(kSave, kRead, owned<std::shared_ptr<Call>>(call));
   auto result = py::reinterpret_steal<py::object>(PyObject_Call(forward.ptr(), args.ptr(), kwargs.ptr()));
   if (!result) throw py::error_already_set();
@@ -228,5 +214,5 @@ void bind_recomputed_call(pybind11::module_& m) {
       "call_recomputed", &call_recomputed, py::arg("name"), py::arg("forward"), py::arg("again"),
       py::arg("args"), py::arg("kwargs"),
       "forward(*args, **kwargs), whose tensors for backward are not saved: a backward that needs them calls "
-      "again(args), which calls forward once more. An exception ends that call once all are there.");
+      "again(args, kwargs), which calls forward once more. An exception ends that call once all are there.");
 }

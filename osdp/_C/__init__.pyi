@@ -599,7 +599,7 @@ def call_recomputed(
     name: str, forward: typing.Any, again: typing.Any, args: tuple, kwargs: dict
 ) -> typing.Any:
     """
-    forward(*args, **kwargs), whose tensors for backward are not saved: a backward that needs them calls again(args), which calls forward once more. An exception ends that call once all are there.
+    forward(*args, **kwargs), whose tensors for backward are not saved: a backward that needs them calls again(args, kwargs), which calls forward once more. An exception ends that call once all are there.
     """
 
 def check_asked(tensors: collections.abc.Sequence[torch.Tensor]) -> None:

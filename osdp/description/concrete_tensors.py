@@ -68,7 +68,11 @@ class KnownValues:
         """
         real = [t for t in given if not isinstance(t, FakeTensor)]
         if len(real) < len(given):
-            if real and func._schema.is_mutable and _written(func, args, kwargs) & {id(t) for t in real}:
+            if (
+                real
+                and func._schema.is_mutable
+                and {id(t) for t in written_to(func, args, kwargs)} & {id(t) for t in real}
+            ):
                 raise ValuesLostError(f"{func} wrote unknown values into a tensor with known values")
             if func in VIEWS and isinstance(args[0], FakeTensor):
                 return view(func, args, kwargs)
@@ -89,11 +93,10 @@ def _has_fractions(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def _written(func: Any, args: Any, kwargs: Any) -> set[int]:
-    """Identities of the tensors that `func` writes to."""
-    found: set[int] = set()
+def written_to(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """The tensors that `func` writes to."""
+    found: list[torch.Tensor] = []
     for index, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[index] if index < len(args) else kwargs.get(argument.name)
-            found.update(id(t) for t in tensors_in(value))
+            found.extend(tensors_in(args[index] if index < len(args) else kwargs.get(argument.name)))
     return found

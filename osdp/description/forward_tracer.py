@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -18,6 +19,7 @@ from osdp import _C
 from osdp.base.stand_in import StandIn
 from osdp.base.tensor_parallel import local_part, wraps_local
 from osdp.base.tensor_trees import map_tensors, tensors_held, tensors_in
+from osdp.description.concrete_tensors import written_to
 from osdp.description.equal_blocks import EqualBlocks
 from osdp.description.kernel_memory import KernelMemory
 from osdp.description.kernels import Call, flops_of
@@ -42,7 +44,7 @@ class Trace:
         self.saved_bytes: dict[str, int] = {}
         self.flops: dict[str, int] = {}
         self.input_bytes: dict[str, int] = {}  # block -> bytes of the tensors it was called with
-        self.changed_inputs: set[str] = set()  # blocks that modify their inputs
+        self.changed_inputs: set[str] = set()  # blocks whose inputs are written to, by themselves or later
         self.output_cut: set[str] = set()  # linears whose outputs forward cuts in parts
         self.output_groups: dict[str, int] = {}  # or views in groups
         self.output_bytes = 0  # of the model's outputs that are not saved anyway
@@ -356,6 +358,8 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for identity in given:
             if name := self._parameter_of.get(identity):
                 self._happens("read", name, tuple(self._stack) or ("",))
+        if self._given and isinstance(func, OpOverload) and func._schema.is_mutable:
+            self._writes(written_to(func, args, kwargs))
         out = self._call(func, args, kwargs, tensors)
         self._happens("flops", self.running, flops_of(func, args, kwargs, out))
         if torch.is_grad_enabled():
@@ -363,6 +367,12 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.equal is not None:
             self.equal.called(func, args, kwargs, tensors, out, self.running)
         return out
+
+    def _writes(self, tensors: list[torch.Tensor]) -> None:
+        """A block whose input is written to after its call would be recomputed from something else."""
+        for tensor in map(local_part, tensors):
+            if tensor.layout is torch.strided and (given := self._given.get(self._numbers.of(tensor))):
+                self.trace.changed_inputs.update(given.blocks)
 
     def _followed(
         self, equal: EqualBlocks, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]

@@ -90,7 +90,7 @@ class RecomputedBlock:
             )
         settings = ForwardSettings(recomputing.device_type)
 
-        def again(args: tuple[Any, ...]) -> None:
+        def again(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             with settings.restored(), recomputing:
                 self.forward(*args, **kwargs)
 

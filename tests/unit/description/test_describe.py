@@ -631,3 +631,32 @@ def test_inputs_that_no_block_saves_do_not_accumulate() -> None:
         return head.work_bytes_per_sample * 32 + head.work_bytes_fixed
 
     assert work_of_head(2) == work_of_head(5) == work_of_head(12)
+
+
+class Shifted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
+        return self.linear(x + time).tanh()
+
+
+class WrittenLater(nn.Module):
+    """Blocks get a tensor that forward writes to between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Shifted() for _ in range(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time = torch.zeros(4)
+        for block in self.blocks:
+            x = block(x, time)
+            time += 1
+        return x
+
+
+def test_a_block_whose_input_is_written_to_later_is_not_recomputed() -> None:
+    with pytest.warns(UserWarning, match=r"'blocks\.0' and 4 more changed its inputs"):
+        assert osdp.describe(WrittenLater(), torch.zeros(2, 4)).blocks == ()

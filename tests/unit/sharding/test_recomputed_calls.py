@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import threading
 import weakref
+from collections import UserDict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -330,6 +332,76 @@ def test_a_tensor_that_is_read_twice() -> None:
 def test_an_argument_that_is_written_to_before_backward() -> None:
     x = x_of().detach()
     out = made(plain, True)(x)
+    x += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    parts: list[Any]
+
+
+class Named(NamedTuple):
+    parts: list[Any]
+
+
+class Mapped(UserDict[str, Any]):
+    pass
+
+
+class Sums(nn.Module):
+    """Adds up what is in a container."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, given: Any) -> Tensor:
+        parts: list[Any] = getattr(given, "parts", given["parts"] if hasattr(given, "keys") else given)
+        return self.linear(sum(parts)).sin()  # type: ignore[arg-type]
+
+
+@pytest.mark.outcome(
+    "a recomputed block that gets a list, mapping or dataclass which forward changes later", "equal"
+)
+@pytest.mark.parametrize(
+    "container",
+    [list, Held, Named, lambda p: {"parts": p}, lambda p: Mapped(parts=p), lambda p: Mapped(parts=tuple(p))],
+)
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_container_that_the_caller_changes_before_backward(container: Any, by_name: bool) -> None:
+    """As in features.append(block(features)), which also would hold its own graph for ever."""
+    found = []
+    for recomputed in (False, True):
+        torch.manual_seed(3)
+        block = Sums().double()
+        if recomputed:
+            block.forward = RecomputedBlock("the block", block)  # type: ignore[method-assign]
+        x = x_of()
+        kept = weakref.ref(x)
+        parts = [x, 2.0]
+        given = parts if container is list else container(parts)
+        out = block(given=given) if by_name else block(given)
+        parts += [out, 5.0]
+        if isinstance(given, Mapped):
+            given["parts"] = [x]
+        out.sum().backward()
+        found.append([x.grad, *(p.grad for p in block.parameters())])
+        out = block(given)
+        parts.append(out)
+        del x, out, given, parts
+        assert kept() is None
+    for whole, again in zip(*found, strict=True):
+        assert torch.equal(whole, again)
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_tensor_in_a_container_that_is_written_to_before_backward(by_name: bool) -> None:
+    block = Sums().double()
+    block.forward = RecomputedBlock("the block", block)  # type: ignore[method-assign]
+    x = x_of().detach()
+    out = block(given=[x]) if by_name else block([x])
     x += 1
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.sum().backward()

@@ -4,6 +4,7 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "search/heuristics/polish.hpp"
@@ -13,7 +14,8 @@
 namespace osdp::search {
 namespace {
 
-constexpr double kFar = 0.02;  // gap above which the smaller space is searched to the end
+constexpr double kFar = 0.02;   // gap above which parts of the space are searched to the end
+constexpr double kNear = 0.05;  // by how much a part's plans may be slower than the fastest, to be improved
 // Bounds are no sharper for a smaller gap: that takes up to a hundred times as long, and raises none by more
 // than a part of this.
 constexpr double kSharpest = 0.005;
@@ -44,13 +46,17 @@ class StepSearch {
 
   Answer run() {
     if (!first_plans()) return {};
-    for (const auto& holds : kParts) search_part(holds);
+    for (const Narrow narrow : kParts) search_part(narrow, gap_);
     if (!fits() && least_fits()) consider(searches_.least(problem_.batches).plan);
     if (fits() && !done()) improve();
+    for (const Narrow narrow : kPartsIfFar)
+      if (far()) search_part(narrow, kFar);
     for (const auto& part : parts_) {
+      StepSearch& search = *part->search;
       if (!far()) break;
-      if (part->search->fits()) part->search->improve();
-      consider_part(*part->search);
+      search.to_beat_ps_ = fastest_ps();
+      if (!search.done() && search.fastest_ps() < (1 + kNear) * fastest_ps()) search.improve();
+      consider_part(search);
     }
     if (!fits()) return {};
     gather_no_further_than_needed();
@@ -62,8 +68,8 @@ class StepSearch {
   }
 
  private:
-  // A part of the space, by mode. Its plans are plans of the whole space; it has fewer ways to go wrong, so
-  // they are often faster.
+  // A part of the space. Its plans are plans of the whole space; it has fewer ways to go wrong, so they are
+  // often faster.
   struct Part {
     Planner planner;
     Wish wish;
@@ -104,7 +110,9 @@ class StepSearch {
   double bound_ps() const { return 1e12 * prover_.lower_bound_s_per_sample(); }
   double enough_ps() const { return bound_ps() * (1 + gap_); }
   double gap() const { return fastest_ps() / bound_ps() - 1; }
-  bool done() const { return searches_.over() || fastest_ps() <= enough_ps(); }
+  // What a faster plan has to beat.
+  double wanted_ps() const { return std::min(fastest_ps(), to_beat_ps_); }
+  bool done() const { return searches_.over() || wanted_ps() <= enough_ps(); }
 
   Seed simulated(const IndexedPlan& plan) {
     return {plan, evaluator_->play(plan), limit_.spare(evaluator_->largest_peak_bytes(plan))};
@@ -139,7 +147,7 @@ class StepSearch {
 
   // Raises the bound by dividing the plans into ranges of budgets; their minima are more plans.
   void sharpen() {
-    while (!done() && prover_.sharpen(1e-12 * fastest_ps() / (1 + gap_))) consider_proven();
+    while (!done() && prover_.sharpen(1e-12 * wanted_ps() / (1 + gap_))) consider_proven();
   }
 
   void gather_no_further_than_needed() {
@@ -156,19 +164,33 @@ class StepSearch {
 
   bool far() const { return !done() && fastest_ps() > bound_ps() / (1 - kFar); }
 
-  // The parts: nothing is replicated or kept gathered; everything is in host memory.
-  static constexpr bool (*kParts[])(const ModeTraits&) = {
-      [](const ModeTraits& m) { return m.sharded && !m.kept; },
-      [](const ModeTraits& m) { return m.on_host; }};
+  // Leaves modes or ways to recompute out; how many.
+  using Narrow = size_t (*)(Request&);
 
-  void search_part(bool (*holds)(const ModeTraits&)) {
+  // Nothing is replicated or kept gathered; everything is in host memory.
+  static constexpr Narrow kParts[] = {
+      [](Request& r) {
+        return std::erase_if(r.space.modes, [](Mode m) { return !traits(m).sharded || traits(m).kept; });
+      },
+      [](Request& r) { return std::erase_if(r.space.modes, [](Mode m) { return !traits(m).on_host; }); }};
+  // All blocks are recomputed, or none: a plan that recomputes some of them fits the limit closely, and
+  // leaves little memory to gather ahead. Nothing is sliced.
+  static constexpr Narrow kPartsIfFar[] = {
+      [](Request& r) { return std::erase(r.recompute, Recompute::None); },
+      [](Request& r) {
+        return std::erase_if(r.recompute, [](Recompute way) { return way != Recompute::None; });
+      },
+      [](Request& r) { return std::exchange(r.space.granularities, {}).size(); }};
+
+  void search_part(Narrow narrow, double gap) {
     Request request = searches_.planner().request();
-    const size_t others = std::erase_if(request.space.modes, [&](Mode m) { return !holds(traits(m)); });
-    if (done() || others == 0 || request.space.modes.empty()) return;
+    if (done() || narrow(request) == 0 || request.space.modes.empty() || request.recompute.empty()) return;
     auto part = std::make_unique<Part>(searches_.planner(), std::move(request), searches_.wish());
+    part->wish.gap = std::max(gap_, gap);
     part->searches.emplace(part->planner, part->wish, [this] { return searches_.over(); });
     part->search = std::make_unique<StepSearch>(
         *part->searches, part->searches->request(problem_.limit_bytes, problem_.batches), limit_);
+    part->search->to_beat_ps_ = fastest_ps();
     if (!part->search->first_plans()) return;
     consider_part(*part->search);
     parts_.push_back(std::move(part));
@@ -212,6 +234,8 @@ class StepSearch {
   std::optional<Request> weighed_;  // the problem, with the shares that were proven
   std::optional<PlanEvaluator> evaluator_;
   std::vector<Seed> seeds_;
+  // Of a part: the fastest plan of the whole space. A part whose bound is above that is not searched further.
+  double to_beat_ps_ = std::numeric_limits<double>::infinity();
   std::vector<std::unique_ptr<Part>> parts_;
 };
 

@@ -42,8 +42,8 @@ from osdp.description.model_description import ModelDescription
 from osdp.hardware.hardware import Hardware
 from osdp.plan.searched import Searched
 from osdp.planning.degrees.search_degrees import Search
-from osdp.planning.degrees.stage_search import Manner
 from osdp.planning.degrees.styles import styles_of
+from osdp.planning.search_problem import SearchProblem
 
 TABLE = Path(__file__).parent / "published_3d.csv"
 MACHINES = {"a100_80gb": "dgx-a100-2x8", "h100_96gb": "h100-2x8"}
@@ -108,21 +108,19 @@ def predicted_s(run: dict[str, Any], description: ModelDescription, float8: bool
         modes=("NO_SHARD",) if not llama else ("SHARD_GRAD_OP",) if run["pp"] > 1 else ("FULL_SHARD",),
         granularity=(),
         checkpoint=("hold",) if again else ("none",),
+        global_batch_size=run["batch"],
+        hosts=max(1, run["gpus"] // PER_HOST),
     )
+    machine = machine_of(run, float8)
     plan = styles(run) if run["tp"] > 1 else {}
     search = Search(
-        description=description,
-        hardware=machine_of(run, float8),
-        ranks=run["gpus"],
-        hosts=max(1, run["gpus"] // PER_HOST),
-        global_batch=run["batch"],
-        batch=None,
+        SearchProblem(description, machine, run["gpus"], "adamw", PRECISION, "osdp", False, space),
+        MEMORY[run["gpu"]] * 10,
         tensor=run["tp"],
         pipeline=run["pp"],
         styles=styles_of(description, plan),
         tp_plan=plan,
         schedule="1f1b",
-        manner=Manner("adamw", PRECISION, MEMORY[run["gpu"]] * 10, space, False),
     )
     # Without pipelining a replica of torchtitan has one micro-batch.
     least = run["batch"] * run["tp"] // run["gpus"] if llama and run["pp"] == 1 else 1

@@ -1,8 +1,9 @@
-"""Numbers for people."""
+"""Numbers for people, and the divisors of batches."""
 
 from __future__ import annotations
 
 from itertools import pairwise
+from math import isqrt
 
 
 def format_count(count: int) -> str:
@@ -35,3 +36,8 @@ def cells(parts: list[float], whole: float, width: int) -> list[int]:
         total += part
         edges.append(min(width, round(width * total / whole)) if whole > 0 else 0)
     return [b - a for a, b in pairwise(edges)]
+
+
+def divisors(n: int) -> list[int]:
+    """Of a positive number, in ascending order."""
+    return sorted({d for k in range(1, isqrt(n) + 1) if n % k == 0 for d in (k, n // k)})

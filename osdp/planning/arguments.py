@@ -9,6 +9,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from osdp.base.later_methods import function_of
+from osdp.base.numbers import divisors
 from osdp.base.warned import warn
 from osdp.description.model_description import ACCELERATOR, CPU, ModelDescription
 from osdp.errors import InvalidProblemError, MachineMismatchWarning
@@ -57,8 +58,7 @@ def batches_of(batch_size: int | str, global_batch_size: int | None, ranks: int)
         raise InvalidProblemError(
             f"global_batch_size is {whole}: {share} samples per rank are more than 2**24"
         )
-    small = [d for d in range(1, int(share**0.5) + 1) if share % d == 0]
-    return [(d, share // d) for d in sorted({*small, *(share // d for d in small)})]
+    return [(d, share // d) for d in divisors(share)]
 
 
 def default_batch(

@@ -38,7 +38,6 @@ from osdp.planning.arguments import (
     this_machine,
 )
 from osdp.planning.degrees.arguments import degrees_asked, searched_degrees
-from osdp.planning.degrees.stage_search import Manner
 from osdp.planning.objectives import best_plan
 from osdp.planning.search_problem import SearchProblem
 from osdp.planning.search_space import check_host_memory, choose_space, prefetch_asked
@@ -262,33 +261,22 @@ def search(
         whole=patterns_of(whole),
         gap=gap,
     )
+    problem = SearchProblem(
+        description, machine, ranks, optimizer, precision, cost, separate_reductions, searched
+    )
     try:
         if degrees:
-            if cost != "osdp" or objective != "throughput":
-                raise InvalidProblemError(
-                    "degrees are searched with cost='osdp' and objective='throughput' only"
-                )
             return searched_degrees(
                 model_or_desc,
-                description,
-                machine,
-                Manner(optimizer, precision, limit, searched, separate_reductions),
-                ranks=ranks,
-                hosts=hosts,
+                problem,
+                limit,
                 tensor=tensor_parallel,
                 pipeline=pipeline_parallel,
                 tp_plan=tp_plan,
                 schedule=schedule,
-                batch_size=batch_size,
-                global_batch_size=global_batch_size,
             )
         batches_of(batch_size, global_batch_size, ranks)  # raises for impossible sizes
-        return best_plan(
-            SearchProblem(
-                description, machine, ranks, optimizer, precision, cost, separate_reductions, searched
-            ),
-            limit,
-        )
+        return best_plan(problem, limit)
     except _search.InvalidProblem as e:
         raise InvalidProblemError(str(e)) from None
 

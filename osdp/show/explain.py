@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from osdp.base.byte_sizes import format_bytes
-from osdp.base.numbers import format_rate
+from osdp.base.numbers import divisors, format_rate
 from osdp.base.printed import plain
 from osdp.errors import InfeasibleError
 from osdp.plan.plan import Plan
@@ -215,6 +215,5 @@ def _neighbours(plan: Plan) -> tuple[int | None, int | None]:
     b = plan.batch_size
     if plan.searched is None or plan.searched.global_batch_size is None or plan.world_size is None:
         return (b - 1 if b > 1 else None), b + 1
-    share = plan.searched.global_batch_size // plan.world_size
-    sizes = [d for d in range(1, share + 1) if share % d == 0] if share <= 2**20 else [b]
+    sizes = divisors(plan.searched.global_batch_size // plan.world_size)
     return max((d for d in sizes if d < b), default=None), min((d for d in sizes if d > b), default=None)

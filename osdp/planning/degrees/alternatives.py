@@ -44,7 +44,7 @@ class Alternatives:
         efforts = {
             name: dataclasses.replace(QUICK, modes=self._modes(name)) for name in _ALONE if name != "OSDP"
         }
-        asked = {mode for p in self.known for mode in p.manner.searched.modes}
+        asked = {mode for p in self.known for mode in p.whole.searched.modes}
         names = [n for n in _ALONE if n not in efforts or asked.issuperset(efforts[n].modes)]
         found = [(self.pipeline(name), efforts.get(name, QUICK)) for name in names]
         return [(*f, effort) for f, effort in found if f is not None]

@@ -7,12 +7,11 @@ from typing import Any
 
 from osdp.description.model_description import ModelDescription
 from osdp.errors import InvalidProblemError
-from osdp.hardware.hardware import Hardware
 from osdp.plan.parallel_plan import SCHEDULES, ParallelPlan
 from osdp.planning.arguments import integer, one_of
 from osdp.planning.degrees.search_degrees import Search, search_degrees
-from osdp.planning.degrees.stage_search import Manner
 from osdp.planning.degrees.styles import plan_of, styles_of
+from osdp.planning.search_problem import SearchProblem
 
 AUTO = "auto"
 
@@ -30,21 +29,24 @@ def degrees_asked(tensor: int | str | None, pipeline: int | str | None, tp_plan:
 
 def searched_degrees(
     model: Any,
-    description: ModelDescription,
-    hardware: Hardware,
-    manner: Manner,
+    problem: SearchProblem,
+    limit_bytes: int,
     *,
-    ranks: int,
-    hosts: int,
     tensor: int | str | None,
     pipeline: int | str | None,
     tp_plan: Mapping[str, Any] | None,
     schedule: str,
-    batch_size: int | str,
-    global_batch_size: int | None,
 ) -> ParallelPlan:
-    """The plan for these arguments of `osdp.search`. Raises InvalidProblemError naming the one that makes no sense."""
+    """The plan for these arguments of `osdp.search`, and for `problem`, which has the others. Raises InvalidProblemError
+    naming the one that makes no sense."""
+    if problem.cost != "osdp" or problem.searched.objective != "throughput":
+        raise InvalidProblemError("degrees are searched with cost='osdp' and objective='throughput' only")
     one_of("schedule", schedule, (AUTO, *SCHEDULES))
+    global_batch_size, ranks, hosts = (
+        problem.searched.global_batch_size,
+        problem.ranks,
+        problem.searched.hosts,
+    )
     if global_batch_size is None:
         raise InvalidProblemError(
             "degrees are compared for the same samples a step: set global_batch_size= (batch_size is that of a "
@@ -67,7 +69,7 @@ def searched_degrees(
     plan: dict[str, str] = {}
     if t != 1:
         plan = plan_of(tp_plan, None if isinstance(model, ModelDescription) else model)
-        styles = styles_of(description, plan)
+        styles = styles_of(problem.description, plan)
         if t is not None and not any(s.startswith("colwise") or s == "rowwise" for s in styles.values()):
             raise InvalidProblemError(
                 f"tensor_parallel={t} needs tp_plan=, torch's styles by module name ({{'*.up': ColwiseParallel(), ...}}), "
@@ -75,18 +77,13 @@ def searched_degrees(
             )
     return search_degrees(
         Search(
-            description=description,
-            hardware=hardware,
-            ranks=ranks,
-            hosts=hosts,
-            global_batch=whole,
-            batch=None if isinstance(batch_size, str) else integer(batch_size, "batch_size"),
+            problem.changed(global_batch_size=whole),
+            limit_bytes,
             tensor=t,
             pipeline=p,
             styles=styles,
             tp_plan=plan if styles else {},
             schedule=None if schedule == AUTO else schedule,
-            manner=manner,
         )
     )
 

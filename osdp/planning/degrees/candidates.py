@@ -5,17 +5,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 from osdp import _search
 from osdp.base.byte_sizes import format_bytes
+from osdp.base.numbers import divisors
 from osdp.description.model_description import ModelDescription
 from osdp.errors import InvalidProblemError
 from osdp.hardware.hardware import Hardware
 from osdp.plan.parallel_plan import RuledOut
 from osdp.plan.searched import OperatorCollectives
 from osdp.planning.core_inputs import compute_s, computing_dtypes, itemsize, make_model, signature
-from osdp.planning.degrees.chain import Chain, with_end_last
+from osdp.planning.degrees.chain import Chain, Link, with_end_last
 from osdp.planning.degrees.collectives import collectives_of
 from osdp.planning.degrees.layout import Degrees, Layout
 from osdp.planning.degrees.local_operators import LocalOperators
@@ -46,29 +47,18 @@ class Sharing:
         ranks: int,
         whole_names: Sequence[str] = (),
     ) -> None:
-        self.whole_names = whole_names
-        self.whole, self.styles, self.hardware, self.precision, self.ranks = (
-            description,
-            styles,
-            hardware,
-            precision,
-            ranks,
-        )
+        self.whole, self.styles, self.whole_names = description, styles, whole_names
+        self.hardware, self.precision, self.ranks = hardware, precision, ranks
         local = LocalOperators(with_end_last(description), styles, ranks).local
         outputs = last_outputs(description, styles, ranks, precision)
         self.chain = Chain(dataclasses.replace(local, output_bytes_per_sample=outputs))
-        self._collectives: dict[int, dict[str, OperatorCollectives]] = {}
-        self._seconds: dict[int, list[float]] = {}
-        self._contents: dict[int, list[int]] = {}
         self._manner: _search.Manner | None = None
-        self._models: dict[int, _search.Model] = {}
+        # By micro-batch.
+        self.collectives, self.contents = cache(self._collectives), cache(self._contents)
+        self.model, self.link_seconds = cache(self._model), cache(self._link_seconds)
 
-    def collectives(self, batch: int) -> dict[str, OperatorCollectives]:
-        if batch not in self._collectives:
-            self._collectives[batch] = collectives_of(
-                self.whole, self.styles, self.hardware, self.ranks, batch, self.precision
-            )
-        return self._collectives[batch]
+    def _collectives(self, batch: int) -> dict[str, OperatorCollectives]:
+        return collectives_of(self.whole, self.styles, self.hardware, self.ranks, batch, self.precision)
 
     @cached_property
     def _signatures(self) -> list[int]:
@@ -76,37 +66,22 @@ class Sharing:
         ids: dict[object, int] = {}
         return [ids.setdefault(signature(o), len(ids)) for o in self.chain.description.operators]
 
-    def contents(self, batch: int) -> list[int]:
+    def _contents(self, batch: int) -> list[int]:
         """Of each link: equal for those that differ in their names only."""
-        if batch not in self._contents:
-            ids: dict[object, int] = {}
-            waits, signatures = self.collectives(batch), self._signatures
-            operators = self.chain.description.operators
-            self._contents[batch] = [
-                ids.setdefault(
-                    (
-                        link.boundary_bytes_per_sample,
-                        tuple((signatures[i], waits.get(operators[i].name)) for i in link.operators),
-                    ),
-                    len(ids),
-                )
-                for link in self.chain.links
-            ]
-        return self._contents[batch]
+        ids: dict[object, int] = {}
+        waits, signatures = self.collectives(batch), self._signatures
+        operators = self.chain.description.operators
 
-    def model(self, batch: int) -> _search.Model:
+        def content(link: Link) -> object:
+            inside = tuple((signatures[i], waits.get(operators[i].name)) for i in link.operators)
+            return link.boundary_bytes_per_sample, inside
+
+        return [ids.setdefault(content(link), len(ids)) for link in self.chain.links]
+
+    def _model(self, batch: int) -> _search.Model:
         """Of the chain, with the times and waits of its operators in a micro-batch of that size."""
-        if batch not in self._models:
-            self._models[batch] = make_model(
-                self.chain.description,
-                self.hardware,
-                self.precision,
-                self.whole_names,
-                0,
-                batch,
-                self.collectives(batch),
-            )
-        return self._models[batch]
+        d, waits = self.chain.description, self.collectives(batch)
+        return make_model(d, self.hardware, self.precision, self.whole_names, 0, batch, waits)
 
     def manner(self, problem: SearchProblem) -> _search.Manner:
         """How the chain is carried out, in the manner of a problem of a part of it: the same in all of a search."""
@@ -148,33 +123,31 @@ class Sharing:
                 saved[o.block] = saved.get(o.block, 0) + o.saved_bytes_per_sample
         return max(saved.values(), default=0)
 
-    def link_seconds(self, batch: int) -> list[float]:
+    def _link_seconds(self, batch: int) -> list[float]:
         """Of each link, the forward and backward of a micro-batch, without data-parallel communication."""
-        if batch not in self._seconds:
-            d = self.chain.description
-            dtypes, waits = computing_dtypes(d, self.precision), self.collectives(batch)
-            known: dict[object, float] = {}
-            seconds = []
-            for o, content in zip(d.operators, self._signatures, strict=True):
-                key = (content, dtypes[o.name], o.name if o.name in self.hardware.gamma_s else "")
-                if key not in known:
-                    known[key] = compute_s(o, self.hardware, dtypes[o.name], d, batch).step(batch)
-                own = waits.get(o.name)
-                seconds.append(known[key] + (own.forward_s + own.backward_s if own is not None else 0.0))
-            self._seconds[batch] = [sum(seconds[i] for i in link.operators) for link in self.chain.links]
-        return self._seconds[batch]
+        d = self.chain.description
+        dtypes, waits = computing_dtypes(d, self.precision), self.collectives(batch)
+        known: dict[object, float] = {}
+        seconds = []
+        for o, content in zip(d.operators, self._signatures, strict=True):
+            key = (content, dtypes[o.name], o.name if o.name in self.hardware.gamma_s else "")
+            if key not in known:
+                known[key] = compute_s(o, self.hardware, dtypes[o.name], d, batch).step(batch)
+            own = waits.get(o.name)
+            seconds.append(known[key] + (own.forward_s + own.backward_s if own is not None else 0.0))
+        return [sum(seconds[i] for i in link.operators) for link in self.chain.links]
 
 
 def tensor_degrees(asked: int | None, ranks: int, ranks_per_host: int, styled: bool) -> list[int]:
     """None: all that divide a host, where there is a plan for sharing operators."""
     if asked is not None:
         return [asked]
-    return [t for t in _divisors(ranks_per_host) if ranks % t == 0] if styled else [1]
+    return [t for t in divisors(ranks_per_host) if ranks % t == 0] if styled else [1]
 
 
 def degrees_of(asked: int | None, tensor: int, ranks: int, links: int) -> Iterator[Degrees]:
     """Degrees with the tensor-parallel one given. None: all numbers of stages up to `links` that divide the ranks."""
-    for pipeline in [asked] if asked is not None else _divisors(ranks // tensor):
+    for pipeline in [asked] if asked is not None else divisors(ranks // tensor):
         if ranks % (tensor * pipeline) == 0 and (asked is not None or pipeline <= links):
             yield Degrees(tensor, pipeline, ranks // (tensor * pipeline))
 
@@ -207,7 +180,7 @@ def candidates_of(
         return no(f"the global batch of {global_batch} is not divided by {d} replicas")
     share = global_batch // d
     speeds = layout.speeds(sharing.hardware)
-    sizes = [batch] if batch is not None else _divisors(share)
+    sizes = [batch] if batch is not None else divisors(share)
     found = []
     for size in sizes:
         if share % size:
@@ -244,11 +217,3 @@ def bound_s(seconds: Sequence[float], stages: int, micro_batches: int, speeds: S
 # less in one stage and more in another.
 FAR_OVER = 1.2
 LARGE = "a stage holds about"
-
-
-def _divisors(n: int) -> list[int]:
-    return (
-        [k for k in range(1, n + 1) if n % k == 0]
-        if n <= 4096
-        else sorted({x for k in range(1, int(n**0.5) + 1) if n % k == 0 for x in (k, n // k)})
-    )

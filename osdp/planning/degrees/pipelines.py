@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from osdp import _search
-from osdp.hardware.hardware import Hardware
 from osdp.plan.choice import MODES
 from osdp.planning.degrees.candidates import Candidate, Sharing
 from osdp.planning.degrees.cuts import CutPipeline, Pipelines, StageOf, balanced
 from osdp.planning.degrees.layout import Layout
-from osdp.planning.degrees.stage_search import Effort, Manner, StageResult, StageSearches, most_bytes
+from osdp.planning.degrees.stage_search import Effort, StageResult, StageSearches, most_bytes
+from osdp.planning.search_problem import SearchProblem
 
 EVERY_MODE = MODES  # of those that are asked for
 EVERY_WAY = ("none", "hold")
@@ -24,19 +24,19 @@ class CandidatePipelines:
         self,
         candidate: Candidate,
         sharing: Sharing,
-        hardware: Hardware,
-        ranks_per_host: int,
-        manner: Manner,
+        whole: SearchProblem,
+        limit_bytes: int,
         schedules: Sequence[str],
     ) -> None:
-        degrees = candidate.degrees
-        self.candidate, self.sharing, self.hardware, self.manner = candidate, sharing, hardware, manner
-        self.layout, self.schedules = Layout(degrees, ranks_per_host), schedules
+        self.candidate, self.sharing, self.whole, self.limit_bytes = candidate, sharing, whole, limit_bytes
+        self.hardware, self.searched_with, self.schedules = whole.hardware, whole.searched, schedules
+        self.layout = Layout(candidate.degrees, whole.ranks // whole.searched.hosts)
 
     @cached_property
     def searches(self) -> StageSearches:
         machine = self.layout.machine(self.hardware)
-        return StageSearches(self.candidate, self.sharing, machine, self.layout.data_hosts, self.manner)
+        hosts = self.layout.data_hosts
+        return StageSearches(self.candidate, self.sharing, machine, hosts, self.whole, self.limit_bytes)
 
     def pipelines(self, stage_of: StageOf) -> Pipelines:
         return Pipelines(
@@ -44,7 +44,7 @@ class CandidatePipelines:
             stages=self.candidate.degrees.pipeline,
             schedules=self.schedules,
             micro_batches=self.candidate.micro_batches,
-            most_bytes=most_bytes(self.manner.limit_bytes),
+            most_bytes=most_bytes(self.limit_bytes),
             stage_of=stage_of,
             step_of=lambda schedule, times: self._played(schedule, times).step_ps,
             sends=self.send_ps,
@@ -63,15 +63,15 @@ class CandidatePipelines:
         self, modes: Sequence[str], ways: Sequence[str], rounds: int, cut: Sequence[int] | None = None
     ) -> CutPipeline:
         """Each stage's best plan of one mode; boundaries are moved in so many rounds, further while a stage does not fit."""
-        own = tuple(m for m in modes if m in self.manner.searched.modes) or modes
-        allowed = self.manner.searched.checkpoint
+        own = tuple(m for m in modes if m in self.searched_with.modes) or modes
+        allowed = self.searched_with.checkpoint
         again = tuple(w for w in ways if w in allowed) or allowed[:1]
 
         def of(first: int, end: int, flight: int) -> StageResult:
             return self.searches.uniform(first, end, flight, own, again)
 
         found = self.pipelines(of).improved(cut or self.first_cut, rounds)
-        if not found.fits and rounds and found.peak_bytes <= 1.3 * self.manner.limit_bytes:
+        if not found.fits and rounds and found.peak_bytes <= 1.3 * self.limit_bytes:
             found = self.pipelines(of).improved(found.cuts, 4 * rounds)
         return found
 

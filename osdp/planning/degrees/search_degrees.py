@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 
 from osdp import _search
 from osdp.base.byte_sizes import format_bytes
-from osdp.description.model_description import ModelDescription
 from osdp.errors import InfeasibleError, InvalidProblemError
-from osdp.hardware.hardware import Hardware
 from osdp.plan.parallel_plan import SCHEDULES, ParallelPlan, RuledOut, StagePlan
 from osdp.planning.degrees.alternatives import Alternatives
 from osdp.planning.degrees.candidates import (
@@ -23,8 +21,9 @@ from osdp.planning.degrees.candidates import (
 from osdp.planning.degrees.cuts import CutPipeline
 from osdp.planning.degrees.layout import Layout
 from osdp.planning.degrees.pipelines import EVERY_MODE, EVERY_WAY, CandidatePipelines
-from osdp.planning.degrees.stage_search import QUICK, Effort, Manner, possible
+from osdp.planning.degrees.stage_search import QUICK, Effort, possible
 from osdp.planning.optimizer_states import optimizer_state
+from osdp.planning.search_problem import SearchProblem
 
 # Note [The search over degrees]
 # 1. Every (tensor, pipeline, data) that divides the ranks, keeps tensor parallelism inside a host and can be cut, with every
@@ -44,32 +43,40 @@ ROUNDS = 8  # of moved boundaries
 
 @dataclass
 class Search:
-    """One problem: the arguments of `osdp.search`, checked."""
+    """The arguments of `osdp.search`, checked. `problem`: of the whole model on all ranks, as without degrees."""
 
-    description: ModelDescription
-    hardware: Hardware
-    ranks: int
-    hosts: int
-    global_batch: int
-    batch: int | None
+    problem: SearchProblem
+    limit_bytes: int
     tensor: int | None
     pipeline: int | None
     styles: Mapping[str, str]
     tp_plan: Mapping[str, str]
     schedule: str | None
-    manner: Manner
     ruled_out: list[RuledOut] = field(default_factory=list)
     _sharings: dict[int, Sharing] = field(default_factory=dict)
+
+    @property
+    def ranks(self) -> int:
+        return self.problem.ranks
+
+    @property
+    def hosts(self) -> int:
+        return self.problem.searched.hosts
+
+    @property
+    def global_batch(self) -> int:
+        assert self.problem.searched.global_batch_size is not None
+        return self.problem.searched.global_batch_size
 
     def sharing(self, tensor: int) -> Sharing:
         if tensor not in self._sharings:
             self._sharings[tensor] = Sharing(
-                self.description,
+                self.problem.description,
                 self.styles,
-                self.hardware.inside_a_host(self.hosts),
-                self.manner.precision,
+                self.problem.hardware.inside_a_host(self.hosts),
+                self.problem.precision,
                 tensor,
-                self.manner.searched.whole,
+                self.problem.searched.whole,
             )
         return self._sharings[tensor]
 
@@ -87,7 +94,7 @@ class Search:
                 continue
             for degrees in degrees_of(self.pipeline, tensor, self.ranks, sharing.chain.most_stages):
                 layout = Layout(degrees, per_host)
-                modes = self.manner.searched.modes
+                modes = self.problem.searched.modes
                 if (
                     not layout.problem()
                     and degrees.data > 1
@@ -101,11 +108,11 @@ class Search:
                     degrees,
                     per_host,
                     self.global_batch,
-                    self.batch,
-                    None if any_size else self.manner.limit_bytes,
+                    self.problem.searched.batch_size,
+                    None if any_size else self.limit_bytes,
                     None
                     if any(_search.traits(m).on_host for m in modes)
-                    else optimizer_state(self.manner.optimizer),
+                    else optimizer_state(self.problem.optimizer),
                     self.ruled_out,
                 )
         return sorted(found, key=lambda c: (c.bound_s, c.degrees.tensor, c.degrees.pipeline, -c.batch))
@@ -114,9 +121,8 @@ class Search:
         return CandidatePipelines(
             candidate,
             self.sharing(candidate.degrees.tensor),
-            self.hardware,
-            self.ranks // self.hosts,
-            self.manner,
+            self.problem,
+            self.limit_bytes,
             self.schedules(candidate.degrees.pipeline, candidate.micro_batches),
         )
 
@@ -151,7 +157,7 @@ def search_degrees(search: Search) -> ParallelPlan:
             _rule_out(search, other, f"searched: {_step(cut)}" if cut.fits else _over(cut))
     moved = pipelines.searched(best.cuts, QUICK, 1)
     different = max(1, len({pipelines.searches.key(*c) for c in _keys(pipelines, moved)}))
-    effort = Effort(search.manner.searched.gap, PLAYED_OPERATORS // different)
+    effort = Effort(search.problem.searched.gap, PLAYED_OPERATORS // different)
     last = pipelines.searched(moved.cuts, effort, 0)
     cut, effort = min(((last, effort), (moved, QUICK), (best, quick)), key=lambda f: f[0].rank)
     return _plan(search, pipelines, cut, effort, alternatives.all())
@@ -166,7 +172,7 @@ def _uniform(
             _rule_out(search, pipelines, f"a step takes {pipelines.candidate.bound_s:.4g} s at least")
             continue
         found = pipelines.uniform(EVERY_MODE, EVERY_WAY, 0)
-        if not found.fits and found.peak_bytes <= 1.3 * search.manner.limit_bytes:
+        if not found.fits and found.peak_bytes <= 1.3 * search.limit_bytes:
             found = pipelines.uniform(EVERY_MODE, EVERY_WAY, ROUNDS)
         near = best is None or found.step_ps <= (1 + NEAR) * best
         if found.fits and near:
@@ -211,8 +217,8 @@ def _plan(
         for i, (first, end, in_flight) in enumerate(_keys(pipelines, cut))
     )
     return ParallelPlan(
-        description=search.description,
-        hardware=search.hardware,
+        description=search.problem.description,
+        hardware=search.problem.hardware,
         world_size=search.ranks,
         hosts=search.hosts,
         tensor_parallel=c.degrees.tensor,
@@ -223,7 +229,7 @@ def _plan(
         global_batch_size=search.global_batch,
         micro_batch_size=c.batch,
         micro_batches=c.micro_batches,
-        memory_limit_bytes=search.manner.limit_bytes,
+        memory_limit_bytes=search.limit_bytes,
         stages=stages,
         step_time_s=cut.step_ps * 1e-12,
         idle_share=pipelines.idle_share(cut),
@@ -245,7 +251,7 @@ def _nothing_fits(search: Search) -> InfeasibleError:
     """Names the smallest limit that is found, under which these degrees and cuts have a plan: of the candidate whose uniform
     plan holds least, in its smallest micro-batch; those that were too large to be looked at are among them."""
     # What holds least.
-    modes = ("FULL_SHARD",) if "FULL_SHARD" in search.manner.searched.modes else EVERY_MODE
+    modes = ("FULL_SHARD",) if "FULL_SHARD" in search.problem.searched.modes else EVERY_MODE
     smallest = {c.degrees: c for c in sorted(search.candidates(any_size=True), key=lambda c: -c.batch)}
     known = [search.pipelines(c) for c in smallest.values()]
     uniform = [(p, p.uniform(modes, EVERY_WAY, 0)) for p in known]
@@ -255,7 +261,7 @@ def _nothing_fits(search: Search) -> InfeasibleError:
     least = min(cut, pipelines.searched(cut.cuts, QUICK, 0), key=lambda c: c.peak_bytes)  # slices hold less
     d, m = pipelines.candidate.degrees, pipelines.candidate.batch
     return InfeasibleError(
-        f"no degrees fit {format_bytes(search.manner.limit_bytes)}; the smallest limit found is "
+        f"no degrees fit {format_bytes(search.limit_bytes)}; the smallest limit found is "
         f"{format_bytes(least.peak_bytes)}: tensor {d.tensor}, pipeline {d.pipeline}, data {d.data} and micro-batches of "
         f"{m}, where {_over(least)}. Give each rank more memory, or the job more ranks",
         least.peak_bytes,

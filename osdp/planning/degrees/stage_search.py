@@ -10,7 +10,7 @@ from osdp import _search
 from osdp.errors import InfeasibleError
 from osdp.hardware.hardware import Hardware
 from osdp.plan.plan import Plan
-from osdp.plan.searched import Searched, Stage
+from osdp.plan.searched import Stage
 from osdp.planning.degrees.candidates import Candidate, Sharing
 from osdp.planning.degrees.schedule_memory import schedule_bytes
 from osdp.planning.plan_builder import plan_of
@@ -52,17 +52,6 @@ class Effort:
 QUICK = Effort(gap=0.1, played_operators=4_000)
 
 
-@dataclass(frozen=True)
-class Manner:
-    """What the searches of all stages have in common: `osdp.search`'s arguments."""
-
-    optimizer: str
-    precision: str
-    limit_bytes: int
-    searched: Searched
-    separate_reductions: bool
-
-
 def possible(modes: Sequence[str], hosts: int, ranks: int) -> tuple[str, ...]:
     """HYBRID_SHARD needs several of a stage's `ranks` on each of several hosts."""
     inside = 1 < hosts < ranks
@@ -70,12 +59,20 @@ def possible(modes: Sequence[str], hosts: int, ranks: int) -> tuple[str, ...]:
 
 
 class StageSearches:
-    """The stages of a candidate's chain on `machine`, that of one data-parallel group over `hosts` hosts."""
+    """The stages of a candidate's chain on `machine`, that of one data-parallel group over `hosts` hosts. `whole`: the
+    problem of the whole model on all ranks, whose other arguments hold for each stage."""
 
     def __init__(
-        self, candidate: Candidate, sharing: Sharing, machine: Hardware, hosts: int, manner: Manner
+        self,
+        candidate: Candidate,
+        sharing: Sharing,
+        machine: Hardware,
+        hosts: int,
+        whole: SearchProblem,
+        limit_bytes: int,
     ) -> None:
-        self.chain, self.hardware, self.hosts, self.manner = sharing.chain, machine, hosts, manner
+        self.chain, self.hardware, self.hosts = sharing.chain, machine, hosts
+        self.whole, self.limit_bytes = whole, limit_bytes
         self.batch, self.micro_batches = candidate.batch, candidate.micro_batches
         self.degrees, self.sharing = candidate.degrees, sharing
         self._content = sharing.contents(self.batch)
@@ -106,23 +103,15 @@ class StageSearches:
             },
             held_bytes=schedule_bytes(self.chain, first, end, self.batch, self.micro_batches),
         )
-        searched = self.manner.searched
-        problem = SearchProblem(
-            description,
-            self.hardware,
-            self.degrees.data,
-            self.manner.optimizer,
-            self.manner.precision,
-            "osdp",
-            self.manner.separate_reductions,
-            dataclasses.replace(
-                searched,
-                modes=self.possible(searched.modes),
-                batch_size=self.batch,
-                global_batch_size=self.batch * self.micro_batches * self.degrees.data,
-                hosts=self.hosts,
-                stage=stage,
-            ),
+        own = dataclasses.replace(
+            self.whole, description=description, hardware=self.hardware, ranks=self.degrees.data
+        )
+        problem = own.changed(
+            modes=self.possible(self.whole.searched.modes),
+            batch_size=self.batch,
+            global_batch_size=self.batch * self.micro_batches * self.degrees.data,
+            hosts=self.hosts,
+            stage=stage,
         )
         # Its planner is a part of the chain's, instead of made anew.
         problem.__dict__["planner"] = problem.planner_of(*self._part(first, end, problem))
@@ -140,7 +129,7 @@ class StageSearches:
         self, first: int, end: int, in_flight: int, modes: Sequence[str], ways: Sequence[str]
     ) -> StageResult:
         """The fastest plan of one mode and one recomputation that fits; if none does, the one that holds least."""
-        most, found = most_bytes(self.manner.limit_bytes), []
+        most, found = most_bytes(self.limit_bytes), []
         for result, others in self._uniform_plans(first, end, modes, ways):
             peak = result.peak_bytes + (in_flight - 1) * others
             found.append(dataclasses.replace(result, peak_bytes=peak, fits=peak <= most))
@@ -176,7 +165,7 @@ class StageSearches:
         if not answer.feasible:
             least = self.uniform(first, end, in_flight, ("FULL_SHARD",), _LEAST)
             return dataclasses.replace(
-                least, peak_bytes=max(answer.smallest_limit_bytes, self.manner.limit_bytes + 1), fits=False
+                least, peak_bytes=max(answer.smallest_limit_bytes, self.limit_bytes + 1), fits=False
             )
         times = times_of(answer.played, self.micro_batches)
         return StageResult(times, answer.peak_bytes, answer.plan, "searched")
@@ -185,7 +174,7 @@ class StageSearches:
         key = (self.key(first, end, in_flight), effort)
         if key not in self._answers:
             problem = self.problem(first, end, in_flight)
-            wish = problem.wish(self.manner.limit_bytes, gap=max(effort.gap, problem.searched.gap))
+            wish = problem.wish(self.limit_bytes, gap=max(effort.gap, problem.searched.gap))
             wish.played_operators = effort.played_operators
             wish.find_smallest = effort.find_smallest
             answer = problem.planner.search(wish)
@@ -196,7 +185,7 @@ class StageSearches:
                 answer = _search.Answer(
                     plan=best.plan,
                     peak_bytes=best.peak_bytes,
-                    limit_bytes=self.manner.limit_bytes,
+                    limit_bytes=self.limit_bytes,
                     played=problem.planner.play(best.plan),
                     proof=answer.proof,
                 )

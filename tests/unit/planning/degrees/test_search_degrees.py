@@ -14,7 +14,7 @@ from osdp.description.model_description import ModelDescription
 from osdp.hardware.hardware import Collective, HostMemory
 from osdp.planning.degrees.chain import Chain, with_end_last
 from osdp.planning.degrees.search_degrees import Search, search_degrees
-from osdp.planning.degrees.stage_search import Manner, StageResult, most_bytes, times_of
+from osdp.planning.degrees.stage_search import StageResult, most_bytes, times_of
 from osdp.planning.degrees.styles import styles_of
 from osdp.planning.search_problem import SearchProblem
 from tests.unit.gpt_descriptions import gpt, linear, operator
@@ -201,7 +201,7 @@ def small(layers: int, width: int) -> ModelDescription:
 def every_played_pipeline(search: Search) -> int:
     """The fastest step over all degrees, micro-batches, cuts, schedules, and plans of a mode for each operator."""
     best = 2**61
-    modes = search.manner.searched.modes
+    modes = search.problem.searched.modes
     for candidate in search.candidates():
         pipelines = search.pipelines(candidate)
         links, p = pipelines.sharing.chain.most_stages, candidate.degrees.pipeline
@@ -214,28 +214,32 @@ def every_played_pipeline(search: Search) -> int:
                 flight = _search.most_in_flight(schedule, p, i, candidate.micro_batches)
                 at = (cuts[i], cuts[i + 1], flight)
                 if at not in plans:
-                    plans[at] = fastest_plan(pipelines.searches.problem(*at), modes, search.manner, candidate)
+                    plans[at] = fastest_plan(
+                        pipelines.searches.problem(*at), modes, search.limit_bytes, candidate
+                    )
                 results.append(plans[at])
             if any(r is None for r in results):
                 continue
             times = pipelines.pipelines(None).times(results, cuts)  # type: ignore[arg-type]
-            played = pipelines.layout.played(search.hardware, schedule, times, candidate.micro_batches)
+            played = pipelines.layout.played(
+                search.problem.hardware, schedule, times, candidate.micro_batches
+            )
             best = min(best, played.step_ps)
     return best
 
 
-def fastest_plan(problem: SearchProblem, modes: Any, manner: Manner, candidate: Any) -> StageResult | None:
+def fastest_plan(problem: SearchProblem, modes: Any, limit: int, candidate: Any) -> StageResult | None:
     d, best = problem.description, None
     batch = _search.Batch(candidate.batch, candidate.micro_batches)
     own = [i for i, o in enumerate(d.operators) if o.parameters]
-    for way in manner.searched.checkpoint:
+    for way in problem.searched.checkpoint:
         for picked in itertools.product(modes if problem.ranks > 1 else ("NO_SHARD",), repeat=len(own)):
             choices = [_search.Choice() for _ in d.operators]
             for i, mode in zip(own, picked, strict=True):
                 choices[i] = _search.Choice(mode, 1, 0 if mode == "NO_SHARD" else 1)
             plan = _search.Plan(batch, choices, [way] * len(d.blocks))
             peak = problem.planner.largest_peak(plan)
-            if peak > most_bytes(manner.limit_bytes):
+            if peak > most_bytes(limit):
                 continue
             times = times_of(problem.planner.play(plan), candidate.micro_batches)
             result = StageResult(times, peak, plan, "listed")

@@ -7,7 +7,7 @@ from collections import defaultdict
 import torch
 from torch import Tensor
 
-from osdp.sharding import split_linear
+from osdp._C import register_source, unregister_source
 
 torch.set_num_threads(1)  # these tensors are tiny: waking a second thread costs more than it does
 
@@ -47,7 +47,7 @@ class TensorSource:
         self.most_held = 0
         self.acquired: dict[int, int] = defaultdict(int)
         self.fail_at: tuple[str, int] | None = None
-        self.id = split_linear.register_source(self)
+        self.id = register_source(self)
 
     def _event(self, name: str, index: int, *more: int) -> None:
         self.events.append((name, index, *more))
@@ -80,4 +80,4 @@ class TensorSource:
         return torch.cat([self.grads[i] for i in range(len(self.slices))], self.dimension)
 
     def close(self) -> None:
-        split_linear.unregister_source(self.id)
+        unregister_source(self.id)

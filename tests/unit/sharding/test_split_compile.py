@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
-from osdp.sharding.split_linear import SPLITS, SplitCall, split_linear
+from osdp.sharding.split_linear import SPLITS, SplitCall
 from tests.unit.sharding.split_helpers import TensorSource, stacked
+from tests.unit.sharding.split_operators import split_linear
 
 OUT, IN, G = 12, 8, 4
 

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from osdp.sharding.split_embedding import SplitLookUp, split_embedding
+from osdp.sharding.split_embedding import SplitLookUp
 from tests.unit.allocations import peak_bytes
 from tests.unit.sharding.split_helpers import DTYPES, TensorSource, stacked
+from tests.unit.sharding.split_operators import split_embedding
 
 ROWS, COLUMNS = 24, 12  # divisible by 1, 2, 3, 4; 5 and 7 leave a rest of the rows
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from osdp.sharding.split_linear import split_linear
 from tests.unit.sharding.split_helpers import DTYPES, TensorSource, stacked
+from tests.unit.sharding.split_operators import split_linear
 
 OUT, IN = 24, 48  # divisible by 1, 2, 3, 4 and 8
 LEADING = ((), (0,), (1,), (5,), (2, 3), (2, 0, 3), (2, 1, 3))

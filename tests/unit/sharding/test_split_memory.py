@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from osdp.sharding.split_linear import split_linear
 from tests.unit.allocations import peak_bytes
 from tests.unit.sharding.split_helpers import TensorSource
+from tests.unit.sharding.split_operators import split_linear
 
 N, OUT, IN, G = 256, 512, 512, 8
 # Scalars and the engine's own; less than one slice of a result (32 KiB in bf16), so that such a copy is seen.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
+import torch
+from torch.nn.utils.rnn import PackedSequence
+
+from osdp.base.tensor_trees import map_tensors
 
 
 class CastInputs:
@@ -32,15 +31,13 @@ class MoveInputs:
 
 
 def cast_floats(value: Any, dtype: torch.dtype) -> Any:
-    """`value` with its floating-point tensors cast, in arbitrarily nested tuples, lists, dicts and
-    dataclasses."""
-    import torch
+    """`value` with its floating-point tensors cast, in the containers of `map_tensors`."""
 
     def cast(t: Any) -> Any:
         floating = (t if isinstance(t, torch.Tensor) else t.data).is_floating_point()
         return t.to(dtype) if floating else t
 
-    return _mapped(value, cast)
+    return map_tensors(cast, value, (PackedSequence,))
 
 
 def to_device(value: Any, device: torch.device) -> Any:
@@ -50,32 +47,4 @@ def to_device(value: Any, device: torch.device) -> Any:
         here = t.device if hasattr(t, "device") else t.data.device
         return t if here == device or here.type == "meta" else t.to(device)
 
-    return _mapped(value, moved)
-
-
-def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    import torch
-
-    if isinstance(value, (torch.Tensor, torch.nn.utils.rnn.PackedSequence)):
-        return change(value)
-    # First: transformers' outputs are dataclasses, too, whose items set their fields.
-    if isinstance(value, Mapping):
-        items = {key: _mapped(item, change) for key, item in value.items()}
-        return items if type(value) is dict else _like(value, items)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        changed = copy.copy(value)
-        for field in dataclasses.fields(value):
-            object.__setattr__(changed, field.name, _mapped(getattr(value, field.name), change))
-        return changed
-    if isinstance(value, (tuple, list)):
-        found = [_mapped(item, change) for item in value]
-        return type(value)(*found) if hasattr(value, "_fields") else type(value)(found)
-    return value
-
-
-def _like(value: Any, cast: dict[Any, Any]) -> Any:
-    """A copy of a mapping that is not a dict, with other values."""
-    changed = copy.copy(value)
-    for key, item in cast.items():
-        changed[key] = item
-    return changed
+    return map_tensors(moved, value, (PackedSequence,))

@@ -10,40 +10,37 @@ from typing import Any
 import torch
 
 
-def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
+def map_tensors(function: Callable[[Any], Any], tree: Any, whole: tuple[type, ...] = ()) -> Any:
     """`tree` with `function` applied to its tensors, in lists, tuples, named tuples, mappings and
-    dataclasses.
+    dataclasses; and to objects of the classes `whole`, instead of to what is in them.
 
     A tensor that occurs twice is mapped once, so that shared arguments remain shared. Containers are copied,
     other values are passed on unchanged.
     """
-    return _mapped(tree, function, {})
+    return _mapped(tree, function, (torch.Tensor, *whole), {})
 
 
-def _mapped(
-    node: Any, function: Callable[[torch.Tensor], torch.Tensor], done: dict[int, torch.Tensor]
-) -> Any:
+def _mapped(node: Any, function: Callable[[Any], Any], leaves: tuple[type, ...], done: dict[int, Any]) -> Any:
     # Not a closure, which would refer to itself and hold the tensors until the garbage collector runs.
-    if isinstance(node, torch.Tensor):
+    if isinstance(node, leaves):
         if id(node) not in done:
             done[id(node)] = function(node)
         return done[id(node)]
-    if isinstance(node, tuple):
-        items = [_mapped(item, function, done) for item in node]
-        return type(node)(*items) if hasattr(node, "_fields") else tuple(items)
-    if isinstance(node, list):
-        return [_mapped(item, function, done) for item in node]
+    if isinstance(node, (tuple, list)):
+        items = [_mapped(item, function, leaves, done) for item in node]
+        return type(node)(*items) if hasattr(node, "_fields") else type(node)(items)
     if isinstance(node, dict) and type(node) is dict:
-        return {key: _mapped(item, function, done) for key, item in node.items()}
+        return {key: _mapped(item, function, leaves, done) for key, item in node.items()}
+    # First: transformers' outputs are dataclasses, too, whose items set their fields.
     if isinstance(node, Mapping) and any(True for _ in tensors_in(node)):
         changed: Any = copy.copy(node)
         for key, item in node.items():
-            changed[key] = _mapped(item, function, done)
+            changed[key] = _mapped(item, function, leaves, done)
         return changed
     if is_dataclass(node) and not isinstance(node, type):
         twin: Any = copy.copy(node)
         for field in fields(node):
-            object.__setattr__(twin, field.name, _mapped(getattr(node, field.name), function, done))
+            object.__setattr__(twin, field.name, _mapped(getattr(node, field.name), function, leaves, done))
         return twin
     return node
 

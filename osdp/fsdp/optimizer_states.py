@@ -6,13 +6,14 @@ tensors (Note [DTensors at the border]). This module gathers them, and replaces 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map
 
 from osdp.base.modules import HANDLES, without_wrappers
 from osdp.errors import InvalidProblemError, ShardingError
@@ -92,7 +93,7 @@ def by_name(model: nn.Module, optim: Optimizer, form: StateDictForm, given: Stat
             value = value.to("cpu")
         return value if mine else None
 
-    state = {name: _mapped(found[name], kept) for name in order}
+    state = {name: tree_map(kept, found[name]) for name in order}
     renamed: State = {"state": state}
     if "param_groups" in shown:
         groups = [{**g, "params": [names.get(k, k) for k in g["params"]]} for g in shown["param_groups"]]
@@ -203,7 +204,7 @@ def from_rank_0(model: nn.Module, given: State | None) -> State:
         tensors.append(value)
         return _Sent(value.shape, value.dtype)
 
-    form = together.done_first("describing rank 0's optimizer state", lambda: _mapped(given, noted))
+    form = together.done_first("describing rank 0's optimizer state", lambda: tree_map(noted, given))
     order = iter(tensors)
 
     def received(value: Any) -> Any:
@@ -216,7 +217,7 @@ def from_rank_0(model: nn.Module, given: State | None) -> State:
         sharded.lane.collectives.broadcast([full])  # type: ignore[union-attr]
         return full
 
-    result: State = _mapped(form, received)
+    result: State = tree_map(received, form)
     return result
 
 
@@ -225,11 +226,3 @@ class _Sent:
 
     def __init__(self, shape: torch.Size, dtype: torch.dtype) -> None:
         self.shape, self.dtype = shape, dtype
-
-
-def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
-    if isinstance(value, Mapping):
-        return {k: _mapped(v, function) for k, v in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_mapped(v, function) for v in value)
-    return function(value)

@@ -14,7 +14,7 @@ import re
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Annotated, Any
 
 from osdp.base import file_versions
@@ -133,7 +133,7 @@ def _definition(shape: Shape, definitions: dict[str, Any]) -> dict[str, Any]:
 
 def _node(shape: Shape, definitions: dict[str, Any]) -> dict[str, Any]:
     if shape.nullable:
-        return {"anyOf": [{"type": "null"}, _node(_required(shape), definitions)]}
+        return {"anyOf": [{"type": "null"}, _node(replace(shape, nullable=False), definitions)]}
     if shape.kind == "any":
         return {}
     if shape.kind == "boolean":
@@ -162,16 +162,3 @@ def _node(shape: Shape, definitions: dict[str, Any]) -> dict[str, Any]:
         definitions[name] = {}
         definitions[name] = _definition(shape, definitions)
     return {"$ref": f"#/$defs/{name}"}
-
-
-def _required(shape: Shape) -> Shape:
-    return Shape(
-        shape.kind,
-        False,
-        shape.items,
-        shape.names,
-        shape.allowed,
-        shape.minimum,
-        shape.above_minimum,
-        shape.cls,
-    )

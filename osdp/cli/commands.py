@@ -20,29 +20,11 @@ if TYPE_CHECKING:
     from osdp.plan.parallel_plan import ParallelPlan
     from osdp.plan.plan import Plan
 
-_SEARCH_OPTIONS = (
-    "world_size",
-    "batch_size",
-    "global_batch_size",
-    "optimizer",
-    "precision",
-    "cost",
-    "method",
-    "granularity",
-    "checkpoint",
-    "hosts",
-    "objective",
-    "at_least",
-    "time_limit",
-    "whole",
-    "modes",
-    "prefetch",
-    "separate_reductions",
-    "gap",
-    "tensor_parallel",
-    "pipeline_parallel",
-    "schedule",
-)
+# Options of `osdp search` that are not passed on as they are.
+_NOT_SEARCHED = {
+    *("command", "module", "hf_config", "meta", "sequence_length", "description", "output", "json"),
+    *("memory", "hardware", "tp_plan"),
+}
 
 
 def describe(arguments: argparse.Namespace) -> None:
@@ -71,7 +53,8 @@ def search(arguments: argparse.Namespace) -> None:
     if arguments.world_size is not None and arguments.world_size < 1:
         raise InvalidProblemError(f"--world-size {arguments.world_size}: must be at least 1")
     check_output("-o", arguments.output)
-    options = {name: value for name in _SEARCH_OPTIONS if (value := getattr(arguments, name)) is not None}
+    given = vars(arguments).items()
+    options: dict[str, Any] = {k: v for k, v in given if k not in _NOT_SEARCHED and v is not None}
     if arguments.tp_plan is not None:
         options["tp_plan"] = dict(arguments.tp_plan)
     this = arguments.hardware == THIS_MACHINE

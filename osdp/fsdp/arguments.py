@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Any
 
 from torch import distributed as dist
+from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
 
 from osdp.errors import InvalidProblemError
 from osdp.plan.plan import Plan
@@ -45,44 +46,18 @@ REFUSED = {
 
 ORDERS = {
     "OSDP": ("plan", "memory"),
-    "torch's FSDP": (
-        "sharding_strategy",
-        "cpu_offload",
-        "auto_wrap_policy",
-        "backward_prefetch",
-        "mixed_precision",
-        "ignored_modules",
-        "param_init_fn",
-        "device_id",
-        "sync_module_states",
-        "forward_prefetch",
-        "limit_all_gathers",
-        "use_orig_params",
-        "ignored_states",
-        "device_mesh",
-    ),
+    "torch's FSDP": tuple(inspect.signature(TorchFSDP).parameters)[2:],
     "FairScale": (
-        "process_group_reduce_scatter",
-        "reshard_after_forward",
-        "disable_reshard_on_root",
-        "mixed_precision",
-        "fp32_reduce_scatter",
-        "flatten_parameters",
-        "move_params_to_cpu",
-        "compute_dtype",
-        "buffer_dtype",
-        "move_grads_to_cpu",
-        "bucket_cap_mb",
-        "compute_device",
-        "no_broadcast_optim_state",
-        "state_dict_device",
-        "clear_autocast_cache",
-        "force_input_to_fp32",
-        "verbose",
-        "cpu_offload",
-        "state_dict_on_rank_0_only",
-        "gradient_predivide_factor",
-        "allow_reset_parameters",
+        *(
+            "process_group_reduce_scatter",
+            "reshard_after_forward",
+            "disable_reshard_on_root",
+            "mixed_precision",
+        ),
+        *("fp32_reduce_scatter", "flatten_parameters", "move_params_to_cpu", "compute_dtype", "buffer_dtype"),
+        *("move_grads_to_cpu", "bucket_cap_mb", "compute_device", "no_broadcast_optim_state"),
+        *("state_dict_device", "clear_autocast_cache", "force_input_to_fp32", "verbose", "cpu_offload"),
+        *("state_dict_on_rank_0_only", "gradient_predivide_factor", "allow_reset_parameters"),
     ),
 }
 

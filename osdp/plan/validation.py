@@ -7,7 +7,14 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeVar
 
-from osdp.description.model_description import KINDS, Kernel, ModelDescription, Operator
+from osdp.description.model_description import (
+    KINDS,
+    SAVED_BYTES,
+    WORK_BYTES,
+    Kernel,
+    ModelDescription,
+    Operator,
+)
 from osdp.errors import InvalidProblemError, PlanMismatchError
 from osdp.plan.choice import MODES, RECOMPUTE, SPLITS, Choice, fits, split_length, uneven
 from osdp.plan.plan_fields import Certificate, PlanFields
@@ -167,19 +174,7 @@ def _description_problems(description: ModelDescription) -> Iterator[tuple[str, 
         yield from _sizes(
             f"{where}.",
             operator,
-            (
-                "parameter_bytes",
-                "buffer_bytes",
-                "saved_bytes_per_sample",
-                "saved_bytes_fixed",
-                "work_bytes_per_sample",
-                "work_bytes_fixed",
-                "forward_work_bytes_per_sample",
-                "forward_work_bytes_fixed",
-                "backward_work_bytes_per_sample",
-                "backward_work_bytes_fixed",
-                "waiting_gradient_bytes",
-            ),
+            ("parameter_bytes", "buffer_bytes", *SAVED_BYTES, *WORK_BYTES, "waiting_gradient_bytes"),
         )
         yield from _sizes(f"{where}.", operator, ("calls",), 10**6)
         yield from _sizes(f"{where}.", operator, ("flops_per_sample",), 2**63 - 1)

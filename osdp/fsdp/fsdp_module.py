@@ -256,7 +256,6 @@ def as_stage(stage: Any) -> None:
     module = stage.submod
     as_fsdp_module(module)
     state_of(module).run_by(stage)
-    for _, sharded in with_parts(module):
-        if stage.num_stages > 1 and sharded.lane is not None:
-            sharded.lane.in_stage(stage.stage_index)  # errors name it
+    for _, sharded in with_parts(module) if stage.num_stages > 1 else ():
+        sharded.lane.in_stage(stage.stage_index)  # errors name it
     change_setting(module.parameters(), STAYS_IF_KEPT, True)  # over the forwards of all micro-batches

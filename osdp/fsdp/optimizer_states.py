@@ -190,7 +190,6 @@ def from_rank_0(model: nn.Module, given: State | None) -> State:
     sharded = first_sharded_in(model)
     _refuse_parts(model, "rank 0's alone")
     together = Together(sharded.group, "sending rank 0's optimizer state")
-    assert sharded.lane is not None
     tensors: list[Tensor] = []
 
     def noted(value: Any) -> Any:
@@ -214,7 +213,7 @@ def from_rank_0(model: nn.Module, given: State | None) -> State:
             full = next(order).to(sharded.device).contiguous()
         else:
             full = torch.empty(value.shape, dtype=value.dtype, device=sharded.device)
-        sharded.lane.collectives.broadcast([full])  # type: ignore[union-attr]
+        sharded.lane.collectives.broadcast([full])
         return full
 
     result: State = tree_map(received, form)

@@ -26,6 +26,7 @@ from torch.distributed._composable.contract import STATE_KEY
 from torch.distributed.fsdp import fully_shard as torchs_fully_shard
 
 from osdp.errors import ShardingError
+from osdp.plan.plan_fields import parameters_with
 from osdp.sharding.nested_models import with_parts
 from osdp.sharding.sharded_model import Sharded, sharded_of
 
@@ -112,9 +113,7 @@ def staying(parameters: Iterable[nn.Parameter], sharded: Sharded | None) -> list
     parameters = list(parameters)
     if sharded is None or sharded.plan.searched is None or sharded.plan.searched.stage is None:
         return parameters
-    plan = sharded.plan
-    modes = {p.name: plan.choices[o.name].traits for o in plan.description.operators for p in o.parameters}
-    anew = {name for name, mode in modes.items() if mode.sharded and not mode.kept}
+    anew = parameters_with(sharded.plan, "sharded") - parameters_with(sharded.plan, "kept")
     index, planned = sharded.tree.index, dict(enumerate(sharded.planned))  # without what was added later
     return [p for p in parameters if planned.get(index.get(id(p), -1)) not in anew]
 

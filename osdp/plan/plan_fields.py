@@ -124,3 +124,9 @@ class Certificate:
     def optimal(self) -> bool:
         """No plan is faster."""
         return self.step_bound_ps == self.step_ps
+
+
+def parameters_with(plan: PlanFields, trait: str) -> set[str]:
+    """Names of the parameters whose operators' modes have this property: see `Choice.traits`."""
+    operators = (o for o in plan.description.operators if o.name in plan.choices)
+    return {p.name for o in operators if getattr(plan.choices[o.name].traits, trait) for p in o.parameters}

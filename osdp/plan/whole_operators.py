@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from fnmatch import translate
 
-from osdp.description.model_description import ModelDescription, Operator
+from osdp.description.model_description import ModelDescription, Operator, modules_around
 from osdp.errors import InvalidProblemError
 
 
@@ -49,13 +49,5 @@ def whole_operators(description: ModelDescription, patterns: Sequence[str]) -> f
 
 
 def _names(o: Operator) -> Iterator[str]:
-    for p in o.parameters:
-        for name in (p.name, *p.aliases):
-            yield name
-            while "." in name:
-                name = name.rpartition(".")[0]
-                yield name
-    name = o.name
-    while name:
-        yield name
-        name = name.rpartition(".")[0]
+    for name in (o.name, *(name for p in o.parameters for name in (p.name, *p.aliases))):
+        yield from filter(None, modules_around(name))

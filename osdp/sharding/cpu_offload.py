@@ -15,6 +15,7 @@ import torch
 
 from osdp.errors import InvalidProblemError
 from osdp.plan.plan import Plan
+from osdp.plan.plan_fields import parameters_with
 
 HOST = torch.device("cpu")
 
@@ -47,12 +48,7 @@ def offloads(plan: Plan) -> bool:
 
 def offloaded_names(plan: Plan, names: Iterable[str], everything: bool, device: torch.device) -> set[str]:
     """Of the model's parameters those whose shards rest in host memory, if they are sharded in one piece."""
-    planned = {
-        p.name
-        for operator in plan.description.operators
-        if operator.name in plan.choices and plan.choices[operator.name].traits.on_host
-        for p in operator.parameters
-    }
+    planned = parameters_with(plan, "on_host")
     return {name for name in names if rests_apart(everything or name in planned, device)}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
 from torch import distributed as dist
@@ -38,7 +38,7 @@ from osdp.sharding.refusals import (
 )
 from osdp.sharding.resharding import Resharding
 from osdp.sharding.rollback import AsItWas
-from osdp.sharding.sharded_model import Sharded, register, splits_of, unregister
+from osdp.sharding.sharded_model import Manner, Sharded, register, splits_of, unregister
 from osdp.sharding.shared_memory import note_former
 from osdp.sharding.tensor_parallel import LocalParts, check_layouts, wrap_parameters
 from osdp.sharding.torch_patches.install import install_torch_tools, keep_torch_tools, leave_torch
@@ -140,7 +140,7 @@ def fully_shard(
         was = AsItWas(model)
         try:
             placing: Placing | None = None
-            if place.elsewhere or how.offloaded(model) or (resharding is not None and resharding.parts):
+            if place.elsewhere or _offloaded(model, how) or (resharding is not None and resharding.parts):
                 placing = Placing(model, together, place.device, param_init_fn, initialise, resharding)
             if resharding is not None:
                 resharding.begin(plan, grid)
@@ -158,30 +158,6 @@ def fully_shard(
         del was, placing  # the full values
         _measure_rest(sharded)
         return model
-
-
-@dataclass(frozen=True)
-class Manner:
-    """What all ranks have agreed on before a model is changed."""
-
-    plan: Plan
-    together: Together  # the ranks that it is sharded over
-    number: int  # of the model, on their process group
-    grid: RankGrid | None
-    device: torch.device
-    policy: MixedPrecision | None
-    offload: bool  # of all operators
-    backend_memory: bool
-    mesh: DeviceMesh | None
-
-    @property
-    def group(self) -> dist.ProcessGroup:
-        assert self.together.group is not None
-        return self.together.group
-
-    def offloaded(self, model: nn.Module) -> set[str]:
-        """Names of the parameters whose shards rest in host memory."""
-        return offloaded_names(self.plan, dict(model.named_parameters()), self.offload, self.device)
 
 
 def regroup(resharding: Resharding, plan: Plan) -> None:
@@ -220,18 +196,8 @@ def _replica(plan: Plan) -> int:
 def _shard_copy(model: nn.Module, source: Sharded, rows: CopiedRows) -> Sharded:
     """Shard a copy of a model like the model. Collective."""
     together = Together(source.group, "copying a sharded model")
-    number = agree(together, model, source.plan, None, source.policy, source.backend_memory)
-    how = Manner(
-        source.plan,
-        together,
-        number,
-        source.grid,
-        source.device,
-        source.policy,
-        source.offload,
-        source.backend_memory,
-        source.mesh,
-    )
+    number = agree(together, model, source.plan, None, source.policy, source.how.backend_memory)
+    how = replace(source.how, plan=source.plan, together=together, number=number)
     sharded = _cut_and_install(model, how, rows.of(model), AsItWas(model))
     sharded.pipeline = source.pipeline
     if source.dtensors:
@@ -257,7 +223,7 @@ def _cut(model: nn.Module, how: Manner, placing: Placing | CopiedRows | None, wa
     lane = lane_group(how.group, device)
     collectives = lane.collectives
     names = [name for name, _ in model.named_parameters()]
-    splits, offloaded = splits_of(plan), how.offloaded(model)
+    splits, offloaded = splits_of(plan), _offloaded(model, how)
     dtypes = parameter_dtypes(model, how.policy)
     parts = _parts(how.grid, how.group, lane, plan.separate_reductions and device.type != "cpu")
     if how.backend_memory:
@@ -288,6 +254,11 @@ def _cut(model: nn.Module, how: Manner, placing: Placing | CopiedRows | None, wa
     return runtime
 
 
+def _offloaded(model: nn.Module, how: Manner) -> set[str]:
+    """Names of the parameters whose shards rest in host memory."""
+    return offloaded_names(how.plan, dict(model.named_parameters()), how.offload, how.device)
+
+
 def _tell_limits(runtime: _C.Runtime, plan: Plan) -> None:
     runtime.set_prefetch(plan.prefetch, plan.gather_bytes)
     if plan.predicted is not None:
@@ -299,9 +270,7 @@ def _tell_limits(runtime: _C.Runtime, plan: Plan) -> None:
 def _install(model: nn.Module, how: Manner, runtime: _C.Runtime) -> Sharded:
     """Install hooks and forwards, so that the model's calls gather, compute and save as the plan says."""
     names = [name for name, _ in model.named_parameters()]
-    sharded = Sharded(how.plan, names, runtime, how.group, how.device, how.grid, how.policy)
-    sharded.offload, sharded.backend_memory, sharded.mesh = how.offload, how.backend_memory, how.mesh
-    sharded.lane = lane_group(how.group, how.device)
+    sharded = Sharded(how, names, runtime)
     sharded.tree = Tree(model, sharded, sharded.lane.collectives)
     mixed = parameter_dtypes(model, how.policy)
     wrap_parameters(model, runtime, sharded.index, mixed, how.device, sharded.split_names)

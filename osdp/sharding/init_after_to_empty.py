@@ -94,7 +94,6 @@ class Initialising(ReadValues):
 
     def take_first(self) -> None:
         """Rank 0's values for what was shown. Collective."""
-        assert self.sharded.lane is not None
         with torch._C.DisableTorchFunction():
             for parameter, layout, _ in self._parts:
                 layout.take_first(parameter.detach())

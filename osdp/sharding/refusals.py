@@ -13,6 +13,7 @@ from osdp.base.modules import HANDLES
 from osdp.description.describe import describe
 from osdp.errors import InvalidProblemError, PlanMismatchError, ProcessGroupError, ShardingError
 from osdp.plan.plan import Plan
+from osdp.plan.plan_fields import parameters_with
 from osdp.plan.validation import check_same_model, validate
 from osdp.ranks.backends import backend_of
 from osdp.sharding.compile_hooks import compiled_modules
@@ -110,7 +111,7 @@ def check_plan_and_model(
     refuse_others(model)
     _refuse_overlapping(model, handed_over)
     check_same_model(plan, describe(model))
-    refuse_aliases(model, _names_sharded(plan) if world_size > 1 else ())
+    refuse_aliases(model, parameters_with(plan, "sharded") if world_size > 1 else ())
     if with_gradient := [name for name, p in model.named_parameters() if p.grad is not None]:
         raise ShardingError(
             f"parameter '{with_gradient[0]}' already has a gradient (one of {len(with_gradient)}), "
@@ -123,14 +124,6 @@ def check_plan_and_model(
             f"parameters are on several devices: {sorted(map(str, devices))}; move them to one, or pass "
             "device_id="
         )
-
-
-def _names_sharded(plan: Plan) -> set[str]:
-    choices = plan.choices
-    return {
-        p.name for o in plan.description.operators if o.name in choices and choices[o.name].traits.sharded
-        for p in o.parameters
-    }  # fmt: skip
 
 
 def refuse_twice(model: nn.Module) -> None:

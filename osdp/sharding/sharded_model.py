@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from osdp import _C
 from osdp.base.modules import HANDLES, unwrapped
@@ -18,7 +19,8 @@ from osdp.errors import ShardingError
 from osdp.plan.choice import uneven
 from osdp.plan.mixed_precision import MixedPrecision
 from osdp.plan.plan import Plan
-from osdp.ranks.process_groups import LaneGroup
+from osdp.ranks.process_groups import lane_group
+from osdp.ranks.rank_group import Together
 from osdp.sharding.hybrid_mesh import RankGrid
 from osdp.sharding.state_dict_form import StateDictForm
 
@@ -61,30 +63,39 @@ class PartPiece:
         return self.piece.view(local)
 
 
+@dataclass(frozen=True)
+class Manner:
+    """What all ranks have agreed on before a model is changed."""
+
+    plan: Plan
+    together: Together  # the ranks that it is sharded over
+    number: int  # of the model, on their process group
+    grid: RankGrid | None  # of its HYBRID_SHARD parameters; None if there are none
+    device: torch.device  # of computation
+    policy: MixedPrecision | None
+    offload: bool  # of all operators (`cpu_offload`)
+    backend_memory: bool  # whether the process group's backend allocates what is gathered
+    mesh: DeviceMesh | None  # of these ranks, where one was given
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        assert self.together.group is not None
+        return self.together.group
+
+
 class Sharded:
     """A sharded model's plan, and access to the C++ runtime by parameter names. See `runtime_of`."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        names: Sequence[str],
-        runtime: _C.Runtime,
-        group: dist.ProcessGroup,
-        device: torch.device,
-        grid: RankGrid | None = None,
-        policy: MixedPrecision | None = None,
-    ) -> None:
-        self.plan = plan
-        self.group = group
-        self.lane: LaneGroup | None = None  # lives as long as this does
-        self.device = device  # of computation
+    def __init__(self, how: Manner, names: Sequence[str], runtime: _C.Runtime) -> None:
+        self.how = how  # but for the plan, as it was first
+        self.plan, self.group, self.device = how.plan, how.group, how.device
+        self.lane = lane_group(how.group, how.device)  # lives as long as this does
+        self.mesh: Any = how.mesh
+        self.grid, self.policy = how.grid, how.policy
         self.tensor_parallel = False  # whether parameters are parts by tensor parallelism
         # All ranks of a pipeline, if this is a stage of several.
         self.pipeline: dist.ProcessGroup | None = None
-        self.mesh: Any = None  # the DeviceMesh of `group`, where one was given
-        self.grid = grid  # of its HYBRID_SHARD parameters; None if there are none
         self.runtime = runtime
-        self.policy = policy
         self.tree: ModuleTree
         self.dtensors = False  # whether parameters are DTensors between passes
         self.form = StateDictForm()
@@ -94,7 +105,7 @@ class Sharded:
         # Then: a function, and its name, as one that gets full parameters.
         self.in_full: Callable[[Callable[..., Any], str], Callable[..., Any]] | None = None
         self.shown: WeakSet[nn.Module] = WeakSet()  # modules whose state dicts show full parameters
-        self.split_names = frozenset(splits_of(plan))  # weights that are computed in slices
+        self.split_names = frozenset(splits_of(how.plan))  # weights that are computed in slices
         self.planned = tuple(names)  # as the plan has them; `index` follows renamed modules
         self.index = {name: i for i, name in enumerate(names)}
         # Methods that were registered to gather: module, name, reads.
@@ -103,8 +114,6 @@ class Sharded:
         self.before_method: Callable[[nn.Module, str, Any, Any], None] | None = None
         # Of buffers that mixed precision has cast: what they were.
         self.buffer_dtypes: dict[str, torch.dtype] = {}
-        self.offload = False  # whether all shards were asked to rest in host memory (`cpu_offload`)
-        self.backend_memory = False  # whether the process group's backend allocates what is gathered
         self.unsettled = ""  # why this rank's rows may become others at the first forward
         self.copied_in_no_sync: WeakSet[nn.Module] = WeakSet()  # copies of this model, made within no_sync
         self.resting_bytes = 0  # live CPU bytes right after sharding, as the meter counts them

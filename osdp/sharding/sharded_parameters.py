@@ -9,6 +9,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from osdp.base.tensor_parallel import Layout
+from osdp.plan.plan_fields import parameters_with
 from osdp.sharding.sharded_model import Sharded, sharded_models
 
 
@@ -100,11 +101,4 @@ def sharded_parameters(parameters: Iterable[Tensor]) -> dict[int, ShardedParamet
 def _hybrid_names(sharded: Sharded) -> set[str]:
     if sharded.grid is None or len(sharded.grid.lines) == 1:
         return set()
-    operators = sharded.plan.description.operators
-    choices = sharded.plan.choices
-    return {
-        p.name
-        for o in operators
-        if o.name in choices and choices[o.name].traits.inside_hosts
-        for p in o.parameters
-    }
+    return parameters_with(sharded.plan, "inside_hosts")

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from osdp.base.modules import unwrapped
+from osdp.description.model_description import modules_around
 from osdp.errors import DisagreementError, InvalidProblemError, ShardingError
 from osdp.sharding.nested_models import with_parts
 from osdp.sharding.norm_over_meshes import norm_of_norms
@@ -85,7 +86,7 @@ def _parameters(model: nn.Module, patterns: str | Sequence[str] | None) -> tuple
         chosen = set()
         for pattern in [patterns] if isinstance(patterns, str) else patterns:
             matches = re.compile(translate(pattern)).match
-            found = {name for name in known if any(map(matches, _around(name)))}
+            found = {name for name in known if any(map(matches, filter(None, modules_around(name))))}
             if not found:
                 raise InvalidProblemError(
                     f"tp_parameters: {pattern!r} matches no parameter and no module that has any"
@@ -100,12 +101,6 @@ def _known(model: nn.Module) -> Named:
     indices = [sharded.tree.index for _, sharded in with_parts(model)]
     named = unwrapped(model).named_parameters()
     return {name: p for name, p in named if any(id(p) in index for index in indices)}
-
-
-def _around(name: str) -> list[str]:
-    """The parameter's name and those of the modules around it."""
-    parts = name.split(".")
-    return [".".join(parts[: i + 1]) for i in range(len(parts))]
 
 
 def _refuse_own_ranks(model: nn.Module, group: dist.ProcessGroup) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, Protocol
 
@@ -33,44 +33,11 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 class Layout(Protocol):
-    """The part of every parameter that this rank holds: the runtime of a sharded model, or WholeLayout."""
+    """The part of every parameter that this rank holds: a sharded model's runtime."""
 
     def names(self) -> Sequence[str]: ...
     def full_shape(self, name: str) -> tuple[int, ...]: ...
     def pieces(self, name: str) -> Sequence[Piece]: ...
-
-
-class WholeLayout:
-    """A model that is not sharded: every rank holds all of every parameter."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-
-    def names(self) -> Sequence[str]:
-        return list(self._shapes)
-
-    def full_shape(self, name: str) -> tuple[int, ...]:
-        return self._shapes[name]
-
-    def pieces(self, name: str) -> Sequence[Piece]:
-        return [WholePiece(self._shapes[name])]
-
-
-class RenamedLayout:
-    """`layout` under the names used in state dicts; see `without_wrappers`."""
-
-    def __init__(self, layout: Layout) -> None:
-        self._layout = layout
-        self._names = {without_wrappers(name): name for name in layout.names()}
-
-    def names(self) -> Sequence[str]:
-        return list(self._names)
-
-    def full_shape(self, name: str) -> tuple[int, ...]:
-        return self._layout.full_shape(self._names[name])
-
-    def pieces(self, name: str) -> Sequence[Piece]:
-        return self._layout.pieces(self._names[name])
 
 
 @dataclass
@@ -81,8 +48,8 @@ class State:
     ones to be filled, which `install` gives to the optimizer.
     """
 
-    layout: Layout
     parameters: Mapping[str, nn.Parameter]
+    pieces: Mapping[str, Sequence[Piece]]  # that this rank holds, by parameter
     buffers: Mapping[str, Tensor]
     optimizer: Optimizer | None
     states: dict[str, dict[str, Tensor]]
@@ -106,9 +73,8 @@ class State:
                 where = f"the optimizer's state {key!r} of {name}"
                 if isinstance(value, Tensor):
                     value = value if shown_like(parameter) is None else local_part(value)
-                    tensors.setdefault(name, {})[key] = _state_entry(
-                        state.layout, name, parameter, value, where
-                    )
+                    full = state.manifest.parameters[name].shape
+                    tensors.setdefault(name, {})[key] = _state_entry(full, parameter, value, where)
                     state.states.setdefault(name, {})[key] = value
                 else:
                     values.setdefault(name, {})[key] = _plain(value, where)
@@ -137,9 +103,7 @@ class State:
     ) -> State:
         """The destination of the checkpoint `saved`. FormatError naming the first mismatch; changes
         nothing."""
-        # Early checkpoints use the names of named_parameters().
-        as_named = any(name != without_wrappers(name) for name in saved.parameters)
-        state = _of_model(model, layout, as_named)
+        state = _of_model(model, layout)
         _match("parameter", saved.parameters, state.manifest.parameters)
         _match("buffer", saved.buffers, state.manifest.buffers)
         if optimizer is None:
@@ -165,7 +129,7 @@ class State:
                     name,
                 )
             for key, tensor in tensors.items():
-                full = tuple(state.layout.full_shape(name))
+                full = state.manifest.parameters[name].shape
                 if tensor.shape != full and math.prod(tensor.shape) != 1:
                     raise FormatError(
                         f"the state {key!r} of {name} has shape {list(tensor.shape)}, which is "
@@ -198,7 +162,7 @@ class State:
         limit = CHUNK_BYTES if box_bytes is None else box_bytes
         held: dict[str, Sequence[Chunk]] = {}
         for name, parameter in self.parameters.items():
-            pieces = self.layout.pieces(name)
+            pieces = self.pieces[name]
             held[model_key(name)] = chunks(pieces, parameter, limit)
             for key, tensor in self.states.get(name, {}).items():
                 shape = tuple(tensor.shape)
@@ -262,36 +226,38 @@ def _agreed(manifests: Mapping[int, Manifest]) -> Manifest:
 _NOT_OPTIONS = ("params", "param_names")
 
 
-def _of_model(model: nn.Module, layout: Layout | None, as_named: bool = False) -> State:
+def _of_model(model: nn.Module, layout: Layout | None) -> State:
     layout = layout or layout_of(model)
     own: Mapping[str, torch.dtype] = getattr(layout, "buffer_dtypes", {})
-    name_of: Callable[[str], str] = str if as_named else without_wrappers
-    if not as_named:
-        layout = RenamedLayout(layout)
     model = unwrapped(model)
-    names = list(layout.names())
-    parameters = {name_of(n): p for n, p in model.named_parameters()}
-    if sorted(names) != sorted(parameters):
-        extra = sorted(set(names) ^ set(parameters))[0]
+    named = dict(model.named_parameters())
+    if layout is not None and (odd := sorted(map(without_wrappers, set(layout.names()) ^ set(named)))):
         raise ShardingError(
             "the model's parameters have changed since it was sharded, or its wrap ignores some of "
-            f"them: {extra}. Ignored parameters may differ between ranks and are in no checkpoint: "
+            f"them: {odd[0]}. Ignored parameters may differ between ranks and are in no checkpoint: "
             "save model.state_dict() on each rank"
         )
-    held = {name_of(n): (b, own.get(n, b.dtype)) for n, b in _persistent_buffers(model).items()}
+    parameters: dict[str, nn.Parameter] = {}
+    pieces: dict[str, Sequence[Piece]] = {}
+    entries: dict[str, TensorEntry] = {}
+    for name, p in named.items():
+        key = without_wrappers(name)
+        shape = tuple(p.shape) if layout is None else tuple(layout.full_shape(name))
+        parameters[key], entries[key] = p, TensorEntry(shape, _dtype(p))
+        pieces[key] = [WholePiece(shape)] if layout is None else layout.pieces(name)
+    found = _persistent_buffers(model).items()
+    held = {without_wrappers(n): (b, own.get(n, b.dtype)) for n, b in found}
     buffers = {n: b.to(dtype) for n, (b, dtype) in held.items()}
     cast = {n: b for n, (b, _) in held.items() if buffers[n] is not b}
     manifest = Manifest(
-        {n: TensorEntry(tuple(layout.full_shape(n)), _dtype(parameters[n])) for n in names},
-        {n: TensorEntry(tuple(b.shape), _dtype(b)) for n, b in buffers.items()},
-        None,
+        entries, {n: TensorEntry(tuple(b.shape), _dtype(b)) for n, b in buffers.items()}, None
     )
-    return State(layout, {n: parameters[n] for n in names}, buffers, None, {}, manifest, cast=cast)
+    return State(parameters, pieces, buffers, None, {}, manifest, cast=cast)
 
 
-def layout_of(model: nn.Module) -> Layout:
-    """The runtime of a sharded model, or the layout of one that is not sharded. ShardingError if only a part
-    is sharded."""
+def layout_of(model: nn.Module) -> Layout | None:
+    """The runtime of a sharded model; None: every rank holds all of every parameter. ShardingError if only a part is
+    sharded."""
     sharded = sharded_of(model)
     if sharded is not None:
         refuse_parts(
@@ -305,7 +271,7 @@ def layout_of(model: nn.Module) -> Layout:
             raise ShardingError(
                 f"only the submodule {name!r} is sharded: save and load that submodule instead"
             )
-    return WholeLayout(unwrapped(model))
+    return None
 
 
 def is_stage(model: nn.Module) -> bool:
@@ -367,9 +333,9 @@ def _names(parameters: Mapping[str, nn.Parameter], optimizer: Optimizer) -> dict
     return result
 
 
-def _state_entry(layout: Layout, name: str, parameter: Tensor, value: Tensor, where: str) -> TensorEntry:
+def _state_entry(full: tuple[int, ...], parameter: Tensor, value: Tensor, where: str) -> TensorEntry:
     if value.shape == parameter.shape:
-        return TensorEntry(tuple(layout.full_shape(name)), _dtype(value))
+        return TensorEntry(full, _dtype(value))
     if value.numel() != 1:
         raise ShardingError(
             f"{where} has shape {list(value.shape)}, which is neither the parameter's "

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from osdp.base.kept_state import outside_inference_mode
 from osdp.errors import InvalidProblemError, ShardingError
-from osdp.fsdp.deferred import Deferred, defer, share_parameters
+from osdp.fsdp.deferred import defer, share_parameters, taking_up
 from osdp.fsdp.first_forward import wait_for_inputs
 from osdp.fsdp.fsdp_module import as_fsdp_module, parameters_of_unit
 from osdp.fsdp.options import Options
@@ -88,7 +88,7 @@ def fully_shard(
                 f"a plan is for one model, but got a {type(module).__name__}: pass the model that contains the modules"
             )
         given = Options(process_group=process_group, device_mesh=options.get("device_mesh"))
-        with separate_parts(module, given), Deferred(module, given):
+        with separate_parts(module, given), taking_up(module, given):
             if dtensor_parameters:
                 refuse_slices(plan)
             shard_by_plan(module, plan, process_group, **options)

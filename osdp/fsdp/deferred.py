@@ -1,4 +1,4 @@
-"""Deferred: modules that share a parameter with another module, and are sharded with the model around both.
+"""Deferred modules, which share a parameter with another module, and are sharded with the model around both.
 
 Note [Tied parameters in a list]
 FSDP2 puts tied parameters into one group by fully_shard([embedding, head]). Here a parameter belongs to one sharded
@@ -12,8 +12,8 @@ model around both takes the first one over as it takes any part (Note [Parts and
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
-from types import TracebackType
+from collections.abc import Iterator, Sequence, Set
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -94,32 +94,29 @@ def _refuse(module: nn.Module, *_: Any) -> None:
     )
 
 
-class Deferred:
-    """Context in which `model`, which contains them, is sharded over `group` (None: the default group): afterwards they
-    may be called, unless there was an error.
+@contextmanager
+def taking_up(model: nn.Module, options: Options) -> Iterator[None]:
+    """Context in which `model`, which contains deferred modules, is sharded: afterwards they may be called, unless there was
+    an error.
 
     Raises ShardingError for one that was to be sharded over other ranks. Collective as `model_ranks` is.
     """
-
-    def __init__(self, model: nn.Module, options: Options) -> None:
-        self._found = {m: _deferred[m][0] for m in model.modules() if m in _deferred}
-        whole = _ranks(options) if self._found else []
-        for module, why in self._found.items():
-            if (own := _ranks(MARKS[module])) != whole:
-                raise ShardingError(
-                    f"{type(module).__name__} {why}, so both are sharded with the model around them: give both calls the "
-                    f"same mesh (ranks {own} and {whole})"
-                )
-
-    def __enter__(self) -> None:
-        for module in self._found:
-            _take_up(module)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for module, why in self._found.items() if error is not None else ():
+    found = {m: _deferred[m][0] for m in model.modules() if m in _deferred}
+    whole = _ranks(options) if found else []
+    for module, why in found.items():
+        if (own := _ranks(MARKS[module])) != whole:
+            raise ShardingError(
+                f"{type(module).__name__} {why}, so both are sharded with the model around them: give both calls the "
+                f"same mesh (ranks {own} and {whole})"
+            )
+    for module in found:
+        _take_up(module)
+    try:
+        yield
+    except BaseException:
+        for module, why in found.items():
             defer(module, MARKS[module], why)
+        raise
 
 
 def _ranks(options: Options) -> list[int]:

@@ -38,7 +38,7 @@ from osdp.base.warned import warn
 from osdp.description.describe import watched_once
 from osdp.description.model_description import ModelDescription
 from osdp.errors import DescribeError, ShardingError
-from osdp.fsdp.ignored import Ignored
+from osdp.fsdp.ignored import ignoring
 from osdp.fsdp.marks import marked_plan, marked_precision, marks_in, obey
 from osdp.fsdp.method_as_forward import method_as_forward
 from osdp.fsdp.moved_states import MovedStates
@@ -160,7 +160,7 @@ def _before_call(model: nn.Module, method: str | None, args: Any, kwargs: Any) -
     together = Together(sharded.group, f"making the plan at the first {method or 'forward'}")
     seen = _would_be_seen(model)
     try:
-        with SeparateParts(model, sharded.group) as separate, Ignored(model, marks_in(model)):
+        with SeparateParts(model, sharded.group) as separate, ignoring(model, marks_in(model)):
             first = _First(model, sharded, options, together, separate, method, args, kwargs)
             try:
                 if options.memory is not None:

@@ -1,10 +1,10 @@
-"""Ignored: parameters and modules that are excluded from sharding: each rank holds its own in full, and their
+"""Parameters and modules that are excluded from sharding: each rank holds its own in full, and their
 gradients are not averaged."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import TracebackType
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -13,39 +13,30 @@ from osdp.base.modules import unwrapped
 from osdp.errors import InvalidProblemError
 from osdp.fsdp.marks import MARKS
 from osdp.fsdp.options import Options
-from osdp.sharding.separate_parts import SetAside
+from osdp.sharding.separate_parts import set_aside
 from osdp.sharding.sharded_model import sharded_models, sharded_of
 
 
-class Ignored(SetAside):
+@contextmanager
+def ignoring(model: nn.Module, told: list[Options]) -> Iterator[None]:
     """Context in which the ignored parameters and buffers of `model` and of its wrapped parts are set aside. Afterwards
     the model's sharding does not touch them.
 
     Tensors that are not in this model are skipped. Raises InvalidProblemError for objects that are neither
     modules nor parameters, and for those that are sharded already.
     """
-
-    def __init__(self, model: nn.Module, told: list[Options]) -> None:
-        of_modules = [m for options in told for m in ignored_modules(options)]
-        given = {id(p) for options in told for p in _parameters_of(options)}
-        tensors = {
-            id(t)
-            for m in of_modules
-            for t in (*m._parameters.values(), *m._buffers.values())
-            if t is not None
-        } | given
-        _refuse_sharded(tensors)
-        super().__init__(model, tensors)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, trace)
-        sharded = sharded_of(self.model)
-        if sharded is not None and self._homes:
-            sharded.tree.leave_alone(
-                self.model, [p for p in self.model.parameters() if id(p) in self._tensors]
-            )
+    of_modules = [m for options in told for m in ignored_modules(options)]
+    held = (t for m in of_modules for t in (*m._parameters.values(), *m._buffers.values()))
+    tensors = {id(t) for t in held if t is not None}
+    tensors |= {id(p) for options in told for p in _parameters_of(options)}
+    _refuse_sharded(tensors)
+    any_here = False
+    try:
+        with set_aside(model, tensors) as any_here:
+            yield
+    finally:
+        if any_here and (sharded := sharded_of(model)) is not None:
+            sharded.tree.leave_alone(model, [p for p in model.parameters() if id(p) in tensors])
 
 
 def _refuse_sharded(ignored: set[int]) -> None:

@@ -13,9 +13,9 @@ from torch import nn
 
 from osdp.base.kept_state import outside_inference_mode
 from osdp.base.modules import HANDLES
-from osdp.fsdp.deferred import Deferred, defer, tied_to_sharded
+from osdp.fsdp.deferred import defer, taking_up, tied_to_sharded
 from osdp.fsdp.first_forward import copy_wait, stop_waiting, wait_for_inputs
-from osdp.fsdp.ignored import Ignored
+from osdp.fsdp.ignored import ignoring
 from osdp.fsdp.marks import MARKS, marked_plan, marks_in, obey, refuse_planned
 from osdp.fsdp.options import Options
 from osdp.fsdp.searched_plan import searched_plan
@@ -27,7 +27,7 @@ from osdp.sharding.resharding import Resharding
 from osdp.sharding.separate_parts import SeparateParts
 from osdp.sharding.sharded_model import runtime_of, sharded_of
 from osdp.sharding.state_dict_form import StateDictForm
-from osdp.sharding.tensor_parallel import LocalParts
+from osdp.sharding.tensor_parallel import local_parts
 
 
 @outside_inference_mode
@@ -42,12 +42,12 @@ def shard(module: nn.Module, options: Options, form: StateDictForm) -> None:
     with separate_parts(module, options) as separate:
         refuse_planned(module)
         told = [options, *marks_in(module)]
-        with Ignored(module, told):
+        with ignoring(module, told):
             tied = None if options.plan is not None else tied_to_sharded(module, inside)
         if tied is not None:
             defer(module, options, tied)
             return
-        with Deferred(module, options), Ignored(module, told), LocalParts(module):
+        with taking_up(module, options), ignoring(module, told), local_parts(module):
             _shard(module, options, form, separate)
 
 

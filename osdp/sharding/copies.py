@@ -34,7 +34,7 @@ from osdp.sharding.nested_models import parts_of
 from osdp.sharding.parameter_settings import copy_settings
 from osdp.sharding.resharding import Resharding
 from osdp.sharding.rollback import ModulesAsTheyWere
-from osdp.sharding.separate_parts import SeparateParts, SetAside
+from osdp.sharding.separate_parts import SeparateParts, set_aside
 from osdp.sharding.sharded_model import Sharded, runtime_of
 
 Memo = dict[int, Any]  # copy.deepcopy's: id of an object -> its copy
@@ -118,7 +118,7 @@ def _copied(model: nn.Module, memo: Memo, shard: Shard) -> nn.Module:
     made = together.do("copying the model", lambda: _modules_of(model, source, memo))
     with (
         SeparateParts(made, source.group, of_same_ranks=True),
-        SetAside(made, _apart(model, source, memo)),
+        set_aside(made, _apart(model, source, memo)),
         Resharding(made),
     ):
         new = shard(made, source, CopiedRows(source, memo))

@@ -40,7 +40,7 @@ from osdp.sharding.resharding import Resharding
 from osdp.sharding.rollback import AsItWas
 from osdp.sharding.sharded_model import Manner, Sharded, register, splits_of, unregister
 from osdp.sharding.shared_memory import note_former
-from osdp.sharding.tensor_parallel import LocalParts, check_layouts, wrap_parameters
+from osdp.sharding.tensor_parallel import check_layouts, local_parts, wrap_parameters
 from osdp.sharding.torch_patches.install import install_torch_tools, keep_torch_tools, leave_torch
 
 
@@ -110,7 +110,7 @@ def fully_shard(
     given, grid = model_ranks(process_group, device_mesh)
     group = usable_group(given)
     check_ranks(plan, group)
-    with LocalParts(model):
+    with local_parts(model):
         together = Together(group, "osdp.fully_shard")
         keep_ties(model)
         error: Exception | None = None

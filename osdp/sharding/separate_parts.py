@@ -13,7 +13,7 @@ Where the whole's forward is traced, the part computes as it did before it was s
   Functions for a whole model (no_sync, clip_grad_norm_, summon_full_params, state dicts) include its parts, see
 nested_models.py.
 
-SetAside does the same to single parameters and buffers.
+`set_aside` does the same to single parameters and buffers.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
+from typing import Any
 
 from torch import Tensor, nn
 from torch import distributed as dist
@@ -94,32 +95,24 @@ class SeparateParts:
             yield
 
 
-class SetAside:
+@contextmanager
+def set_aside(model: nn.Module, tensors: Set[int]) -> Iterator[bool]:
     """Context in which these parameters and buffers of `model` (by id) are plain attributes of their modules, so that
-    forwards find them and nothing else does."""
-
-    def __init__(self, model: nn.Module, tensors: Set[int]) -> None:
-        self.model = model
-        self._tensors = tensors
-        self._homes: list[tuple[nn.Module, str, list[tuple[str, Tensor | None]]]] = []
-
-    def __enter__(self) -> SetAside:
-        for module in self.model.modules() if self._tensors else ():
-            for held in ("_parameters", "_buffers"):
-                container = vars(module)[held]
-                if not any(id(t) in self._tensors for t in container.values()):
-                    continue
-                self._homes.append((module, held, list(container.items())))
-                for key in [k for k, t in container.items() if id(t) in self._tensors]:
-                    vars(module)[key] = container.pop(key)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for module, held, items in self._homes:
-            container = vars(module)[held]
+    forwards find them and nothing else does. Gives whether there are any."""
+    homes: list[tuple[dict[str, Any], str, list[tuple[str, Tensor | None]]]] = []
+    for attributes in map(vars, model.modules()) if tensors else ():
+        for held in ("_parameters", "_buffers"):
+            container = attributes[held]
+            if any(id(t) in tensors for t in container.values()):
+                homes.append((attributes, held, list(container.items())))
+                for key in [k for k, t in container.items() if id(t) in tensors]:
+                    attributes[key] = container.pop(key)
+    try:
+        yield bool(homes)
+    finally:
+        for attributes, held, items in homes:
+            container = attributes[held]
             now = dict(container)
             container.clear()
             for key, tensor in items:  # in the former order; others may be new objects, from the meta device
-                container[key] = vars(module).pop(key) if id(tensor) in self._tensors else now[key]
+                container[key] = attributes.pop(key) if id(tensor) in tensors else now[key]

@@ -11,8 +11,8 @@ norms are summed over both meshes (osdp/sharding/tensor_parallel_norm.py).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from types import TracebackType
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -27,67 +27,60 @@ from osdp.errors import ShardingError
 from osdp.sharding.torch_patches.compiled_inputs import install_inputs_in_flight
 
 
-class LocalParts:
+@contextmanager
+def local_parts(model: nn.Module) -> Iterator[None]:
     """Context in which the model's DTensor parameters are plain parameters with this rank's part; an error puts the
     DTensors back. Those that are not supported stay, and are refused when the model is described. Hooks on tensors are
     not carried over, so a parameter that has some is refused.
 
     So are DTensor buffers that no state dict holds (rotations that operators combine with divided activations), which are
     DTensors again afterwards: ranks that hold the same part take the first one's values, and that is all."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._homes: list[tuple[nn.Module, str, nn.Parameter]] = []
-        self._buffers: list[tuple[nn.Module, str, Tensor, Tensor]] = []  # the DTensor, and its part
-
-    def __enter__(self) -> LocalParts:
-        if under_fsdp2(self._model) is not None:
-            return self  # refused later, by name
-        made: dict[int, nn.Parameter] = {}
-        for prefix, module in self._model.named_modules():
-            for key, parameter in module._parameters.items():
-                if parameter is None or not isinstance(parameter.data, DTensor):
-                    continue
-                layout = layout_of(parameter.data)
-                if layout is not None and why_unsupported(layout):
-                    continue
-                if id(parameter) not in made:
-                    _refuse_hooks(f"{prefix}.{key}" if prefix else key, parameter)
-                    made[id(parameter)] = _local(parameter)
-                self._homes.append((module, key, parameter))
-        for module, key, parameter in self._homes:
-            module._parameters[key] = made[id(parameter)]
-        parts: dict[int, Tensor] = {}
-        for module in self._model.modules():
-            for key, buffer in module._buffers.items():
-                layout = layout_of(buffer) if isinstance(buffer, DTensor) else None
-                saved = key not in module._non_persistent_buffers_set  # refused, too
-                if (
-                    isinstance(buffer, DTensor)
-                    and layout is not None
-                    and not (saved or why_unsupported(layout))
-                ):
+    if under_fsdp2(model) is not None:
+        yield  # refused later, by name
+        return
+    homes: list[tuple[nn.Module, str, nn.Parameter]] = []
+    made: dict[int, nn.Parameter] = {}
+    for prefix, module in model.named_modules():
+        for key, parameter in module._parameters.items():
+            if parameter is None or not isinstance(parameter.data, DTensor):
+                continue
+            layout = layout_of(parameter.data)
+            if layout is not None and why_unsupported(layout):
+                continue
+            if id(parameter) not in made:
+                _refuse_hooks(f"{prefix}.{key}" if prefix else key, parameter)
+                made[id(parameter)] = _local(parameter)
+            homes.append((module, key, parameter))
+    for module, key, parameter in homes:
+        module._parameters[key] = made[id(parameter)]
+    buffers: list[tuple[nn.Module, str, DTensor, Tensor]] = []  # the DTensor, and its part
+    parts: dict[int, Tensor] = {}
+    for module in model.modules():
+        for key, buffer in module._buffers.items():
+            if (
+                isinstance(buffer, DTensor) and key in module._non_persistent_buffers_set
+            ):  # others are refused, too
+                layout = layout_of(buffer)
+                if layout is not None and not why_unsupported(layout):
                     part = parts.setdefault(id(buffer), buffer._local_tensor.detach())
-                    self._buffers.append((module, key, buffer, part))
-        for module, key, _, part in self._buffers:
-            module._buffers[key] = part
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for module, key, parameter in self._homes if error is not None else ():
+                    buffers.append((module, key, buffer, part))
+    for module, key, _, part in buffers:
+        module._buffers[key] = part
+    done = False
+    try:
+        yield
+        done = True
+    finally:
+        for module, key, parameter in homes if not done else ():
             module._parameters[key] = parameter
         wrapped: dict[int, Tensor] = {}
-        for module, key, buffer, part in self._buffers:
+        for module, key, buffer, part in buffers:
             now = module._buffers.get(key)
-            if error is not None or now is part:
+            if not done or now is part:
                 module._buffers[key] = buffer
             elif now is not None and (layout := layout_of(buffer)) is not None:
                 # It was elsewhere, or on the meta device.
                 module._buffers[key] = wrapped.setdefault(id(now), layout.wrap(now))
-        self._homes.clear()
-        self._buffers.clear()
 
 
 def _local(parameter: nn.Parameter) -> nn.Parameter:

@@ -49,33 +49,26 @@ class Layout:
 
     def part_of(self, full: Tensor) -> Tensor:
         """This rank's part of a tensor of the full shape: a view."""
-        for axis, placement in enumerate(self.placements):
-            if placement.is_shard():
-                begin, length = self._range(axis, full.shape[placement.dim])
-                full = full.narrow(placement.dim, begin, length)
+        lengths, begins = self._box()
+        for dim, (begin, length) in enumerate(zip(begins, lengths, strict=True)):
+            full = full.narrow(dim, begin, length)
         return full
 
     def begins(self) -> tuple[int, ...]:
         """Where this rank's part begins in the whole, by dimension."""
-        begins, sizes = [0] * len(self.shape), list(self.shape)
-        for axis, placement in enumerate(self.placements):
-            if placement.is_shard():
-                begin, sizes[placement.dim] = self._range(axis, sizes[placement.dim])
-                begins[placement.dim] += begin
-        return tuple(begins)
+        return self._box()[1]
 
-    def _range(self, axis: int, length: int) -> tuple[int, int]:
-        """Begin and length of this rank's part of a dimension."""
-        chunk = -(-length // self.mesh.size(axis))
-        begin = min(chunk * self.mesh.get_local_rank(axis), length)
-        return begin, min(chunk, length - begin)
+    def _box(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+        return compute_local_shape_and_global_offset(self.shape, self.mesh, self.placements)
 
     def wrap(self, local: Tensor) -> Any:
         """The DTensor of which `local` is this rank's part; it shares its memory and has no gradient."""
         from torch.distributed.tensor import DTensor
 
         make: Any = DTensor
-        return make(local, self._spec_as(local.dtype), requires_grad=False)
+        return make(local, spec_of(self.spec, local.dtype), requires_grad=False)
 
     def whole_of(self, local: Tensor) -> Tensor:
         """A tensor of the full shape, with memory of its own. Collective over the mesh."""
@@ -87,14 +80,6 @@ class Layout:
 
         for axis in range(self.mesh.ndim):
             dist.broadcast(whole, group=self.mesh.get_group(axis), group_src=0)
-
-    def _spec_as(self, dtype: torch.dtype) -> Any:
-        from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-
-        meta = self.spec.tensor_meta
-        if meta.dtype == dtype:
-            return self.spec
-        return DTensorSpec(self.mesh, self.placements, tensor_meta=TensorMeta(meta.shape, meta.stride, dtype))
 
 
 def layout_of(tensor: Tensor) -> Layout | None:
@@ -146,3 +131,12 @@ def _name_of(kind: type) -> str:
         if base.__name__ in _CLASSES and base.__module__.startswith("torch.distributed."):
             return base.__name__
     return ""
+
+
+def spec_of(spec: Any, dtype: torch.dtype) -> Any:
+    """A DTensorSpec for values of `dtype`."""
+    return (
+        spec
+        if spec.tensor_meta.dtype == dtype
+        else spec.shallow_copy_with_tensor_meta(spec.tensor_meta._replace(dtype=dtype))
+    )

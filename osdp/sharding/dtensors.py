@@ -3,12 +3,14 @@ border]."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from osdp.base.tensor_parallel import spec_of
 from osdp.sharding.parameter_meshes import mesh_of
 from osdp.sharding.sharded_parameters import ShardedParameter
 
@@ -36,20 +38,12 @@ def as_dtensor(parameter: ShardedParameter, rows: Tensor) -> Tensor:
 def same_rows(parameter: ShardedParameter, rows: Tensor) -> Callable[[Tensor], Any]:
     """A function that wraps tensors like `rows` as `as_dtensor` does, at once: what it wraps is the tensor itself."""
     from torch.distributed.tensor import DTensor
-    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
-    spec = as_dtensor(parameter, rows)._spec  # type: ignore[attr-defined]
-    shape, strides = spec.tensor_meta.shape, spec.tensor_meta.stride
-    specs = {rows.dtype: spec}
+    spec_as = functools.cache(functools.partial(spec_of, as_dtensor(parameter, rows)._spec))  # type: ignore[attr-defined]
     make: Any = DTensor
 
     def wrap(local: Tensor) -> Any:
-        dtype = local.dtype
-        if dtype not in specs:
-            specs[dtype] = DTensorSpec(
-                spec.mesh, spec.placements, tensor_meta=TensorMeta(shape, strides, dtype)
-            )
-        made = make(local, specs[dtype], requires_grad=False)
+        made = make(local, spec_as(local.dtype), requires_grad=False)
         setattr(made, _ROWS, True)
         return made
 

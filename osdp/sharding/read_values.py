@@ -25,37 +25,11 @@ _ALIKE = {
     "names",
     "itemsize",
     "element_size",
-    "get_device",
 }
-_ALIKE |= {
-    "is_cpu",
-    "is_cuda",
-    "is_meta",
-    "is_sparse",
-    "is_quantized",
-    "is_nested",
-    "is_floating_point",
-    "is_complex",
-}
-_ALIKE |= {
-    "is_leaf",
-    "is_inference",
-    "is_signed",
-    "is_contiguous",
-    "requires_grad",
-    "requires_grad_",
-    "grad",
-    "grad_fn",
-}
-_ALIKE |= {
-    "_version",
-    "_backward_hooks",
-    "untyped_storage",
-    "__hash__",
-    "register_hook",
-    "retain_grad",
-    "retains_grad",
-}
+_ALIKE |= {"is_cpu", "is_cuda", "is_meta", "is_sparse", "is_quantized", "is_nested", "is_floating_point"}
+_ALIKE |= {"is_complex", "is_leaf", "is_inference", "is_signed", "is_contiguous", "get_device", "__hash__"}
+_ALIKE |= {"requires_grad", "requires_grad_", "grad", "grad_fn", "_version", "untyped_storage"}
+_ALIKE |= {"_backward_hooks", "register_hook", "retain_grad", "retains_grad"}
 
 
 class ReadValues(TorchFunctionMode):

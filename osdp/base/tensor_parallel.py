@@ -103,6 +103,12 @@ def local_part(tensor: Any) -> Tensor:
     return result
 
 
+def storage_id(tensor: Tensor) -> int:
+    """Identity of the storage of what this rank holds; 0 for sparse tensors, which have several."""
+    tensor = local_part(tensor)
+    return int(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else 0
+
+
 def under_fsdp2(model: nn.Module) -> str | None:
     """The first module that torch's fully_shard has sharded, whose DTensors are not of tensor parallelism; None: none."""
     for name, module in model.named_modules():

@@ -60,6 +60,15 @@ def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(getattr(tree, field.name))
 
 
+def written_to(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """The tensors that an ATen call writes to."""
+    found: list[torch.Tensor] = []
+    for index, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            found.extend(tensors_in(args[index] if index < len(args) else kwargs.get(argument.name)))
+    return found
+
+
 def tensors_held(tree: Any) -> Iterator[torch.Tensor]:
     """The tensors that live as long as `tree` does: those in it, and in the attributes of objects in it (a cache)."""
     seen: set[int] = set()

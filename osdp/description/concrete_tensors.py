@@ -9,7 +9,7 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._mode_utils import no_dispatch
 
-from osdp.base.tensor_trees import tensors_in
+from osdp.base.tensor_trees import tensors_in, written_to
 from osdp.description.fake_call_cache import VIEWS, view
 
 _MOST_ELEMENTS = 2**18  # of a tensor with known values
@@ -71,7 +71,7 @@ class KnownValues:
             if (
                 real
                 and func._schema.is_mutable
-                and {id(t) for t in written_to(func, args, kwargs)} & {id(t) for t in real}
+                and any(t is r for t in written_to(func, args, kwargs) for r in real)
             ):
                 raise ValuesLostError(f"{func} wrote unknown values into a tensor with known values")
             if func in VIEWS and isinstance(args[0], FakeTensor):
@@ -91,12 +91,3 @@ class KnownValues:
 
 def _has_fractions(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
-
-
-def written_to(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    """The tensors that `func` writes to."""
-    found: list[torch.Tensor] = []
-    for index, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            found.extend(tensors_in(args[index] if index < len(args) else kwargs.get(argument.name)))
-    return found

@@ -17,9 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from osdp import _C
 from osdp.base.stand_in import StandIn
-from osdp.base.tensor_parallel import local_part, wraps_local
-from osdp.base.tensor_trees import map_tensors, tensors_held, tensors_in
-from osdp.description.concrete_tensors import written_to
+from osdp.base.tensor_parallel import local_part, storage_id, wraps_local
+from osdp.base.tensor_trees import map_tensors, tensors_held, tensors_in, written_to
 from osdp.description.equal_blocks import EqualBlocks
 from osdp.description.kernel_memory import KernelMemory
 from osdp.description.kernels import Call, flops_of
@@ -126,18 +125,18 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._boxes: list[list[torch.Tensor]] = []
         self.equal: EqualBlocks | None = None  # Note [Equal blocks]
         for name, parameter in model.named_parameters():
-            self._parameter_of.setdefault(_storage_id(parameter), name)
+            self._parameter_of.setdefault(storage_id(parameter), name)
         self._exist_anyway([*model.parameters(), *model.buffers()])
         if original is not None:
             copies = dict(model.named_parameters())
             for name, parameter in original.named_parameters():
-                self._copy_of[_storage_id(parameter)] = copies[name]
+                self._copy_of[storage_id(parameter)] = copies[name]
 
     def _exist_anyway(self, tensors: Iterable[torch.Tensor]) -> None:
         for tensor in map(local_part, tensors):
             if tensor.layout is torch.strided:
                 self._kept.append(tensor.untyped_storage())
-            self._uncounted.add(_storage_id(tensor))
+            self._uncounted.add(storage_id(tensor))
 
     @property
     def running(self) -> str:
@@ -220,7 +219,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._returned = {
                     self._numbers.of(t): t.untyped_storage().nbytes()
                     for t in map(local_part, tensors_held(output))
-                    if t.layout is torch.strided and _storage_id(t) not in self._uncounted
+                    if t.layout is torch.strided and storage_id(t) not in self._uncounted
                 }
                 if self.equal is not None:
                     self.equal.returns(output)
@@ -266,7 +265,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self._given[self._numbers.of(own)].blocks.append(block)
             return
         given_tensors = map(local_part, tensors_in(inputs))
-        distinct = {_storage_id(t): t for t in given_tensors if t.layout is torch.strided}
+        distinct = {storage_id(t): t for t in given_tensors if t.layout is torch.strided}
         for identity, tensor in distinct.items():
             if identity not in self._uncounted:
                 caller = self._stack[-2] if len(self._stack) > 1 else ""
@@ -288,7 +287,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.equal.saves(tensor)
             if self.equal.following:
                 return self._boxed(tensor)
-        if _storage_id(tensor) in self._uncounted:
+        if storage_id(tensor) in self._uncounted:
             return tensor
         number = self._numbers.of(tensor)
         if number not in self._saved:
@@ -348,11 +347,11 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tensors = _tensors_given(args, kwargs)
         if self.equal is not None and self.equal.following and all(type(t) is FakeTensor for t in tensors):
             return self._followed(self.equal, func, args, kwargs, tensors)
-        given = [_storage_id(t) for t in tensors]
+        given = [storage_id(t) for t in tensors]
         if any(i in self._copy_of for i in given):
-            args, kwargs = map_tensors(lambda t: self._copy_of.get(_storage_id(t), t), (args, kwargs))
+            args, kwargs = map_tensors(lambda t: self._copy_of.get(storage_id(t), t), (args, kwargs))
             tensors = _tensors_given(args, kwargs)
-            given = [_storage_id(t) for t in tensors]
+            given = [storage_id(t) for t in tensors]
         if self.equal is not None and self.equal.following:
             return self._followed(self.equal, func, args, kwargs, tensors)
         for identity in given:
@@ -419,9 +418,3 @@ def _tensors_given(args: Any, kwargs: Any) -> list[torch.Tensor]:
         elif isinstance(argument, (list, tuple)):
             found.extend(tensors_in(argument))
     return found
-
-
-def _storage_id(tensor: torch.Tensor) -> int:
-    """Identity of the tensor's storage; 0 for sparse tensors, which have several."""
-    tensor = local_part(tensor)
-    return int(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else 0

@@ -13,7 +13,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from osdp.base.tensor_parallel import local_part, wraps_local
+from osdp.base.tensor_parallel import storage_id, wraps_local
 from osdp.base.tensor_trees import tensors_held, tensors_in
 from osdp.description.equal_blocks import EqualBlocks
 from osdp.description.gradient_sums import held_by_engine, is_sum, sums_in_place
@@ -63,7 +63,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # In backward, of a sum of two: numbers of its result -> of both.
         self._terms: dict[int, list[int]] = {}
         self._waiting: set[int] = set()  # numbers of terms of a parameter's gradient
-        self._anyway = {_storage(t) for t in (*model.parameters(), *model.buffers())}
+        self._anyway = {storage_id(t) for t in (*model.parameters(), *model.buffers())}
         self._in_backward = False
         self.equal: EqualBlocks | None = None
         # Forward, backward; by module.
@@ -117,14 +117,14 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def hook(parameter: torch.Tensor) -> None:
             if parameter.grad is not None:
                 self._leave_out(parameter.grad)
-                if (number := self._known.get(_storage(parameter.grad))) is not None:
+                if (number := self._known.get(storage_id(parameter.grad))) is not None:
                     self._gradient_of[number] = name
             self._log.append(Entry(COMPLETED, 0, self._now(), name))
 
         return hook
 
     def _leave_out(self, gradient: torch.Tensor) -> None:
-        number = self._known.get(_storage(gradient))
+        number = self._known.get(storage_id(gradient))
         if number is not None:
             self._left_out.add(number)
 
@@ -159,7 +159,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def number_of(self, tensor: torch.Tensor) -> int | None:
         """The number of the tensor's storage, if it is live and was allocated in this trace."""
-        return self._known.get(_storage(tensor))
+        return self._known.get(storage_id(tensor))
 
     def _now(self) -> str:
         if not self._in_backward:
@@ -230,7 +230,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _free_early(self, tensor: torch.Tensor) -> None:
         """The tensor's memory becomes that of the next result."""
-        number = self._known.get(_storage(tensor))
+        number = self._known.get(storage_id(tensor))
         if number is not None:
             self._freed_early.add(number)
             self._log.append(Entry(number, -tensor.untyped_storage().nbytes(), self._now()))
@@ -288,8 +288,3 @@ def work_of(
             unmade[parameters[moment.made[0]]] -= moment.made[1]
     waiting = [max(f, b) - max(f, s) for f, b, s in zip(work, backward_work, in_slices, strict=True)]
     return list(zip(map(max, work, backward_work), forward_work, backward_work, waiting, strict=True))
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    tensor = local_part(tensor)
-    return int(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else 0

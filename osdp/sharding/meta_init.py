@@ -41,6 +41,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from osdp.base.kept_state import generators_kept
 from osdp.base.tensor_parallel import layout_of
+from osdp.base.tensor_trees import written_to
 from osdp.base.warned import warn
 from osdp.errors import ShardingError
 
@@ -287,11 +288,7 @@ class _Written(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.storages: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for argument, value in zip(func._schema.arguments, args, strict=False):
-            written = argument.alias_info is not None and argument.alias_info.is_write
-            for tensor in value if isinstance(value, list | tuple) else [value]:
-                if written and isinstance(tensor, Tensor):
-                    self.storages.add(tensor.untyped_storage()._cdata)
+        self.storages.update(t.untyped_storage()._cdata for t in written_to(func, args, kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from osdp.base.tensor_parallel import layout_of
+from osdp.base.tensor_parallel import layout_of, storage_id
 from osdp.base.tensor_trees import map_tensors, tensors_in
 from osdp.sharding.dtensors import as_dtensor
 from osdp.sharding.nested_models import names_in_parts
@@ -70,20 +70,20 @@ class Snapshot:
         sharded, summoned = self.sharded.tree.is_sharded, self.sharded.runtime.summoned
         for tensor in (*module._parameters.values(), *module._buffers.values()):
             if tensor is not None and tensor.layout is torch.strided and (summoned or not sharded(tensor)):
-                self._live[_storage(tensor)] = tensor
+                self._live[storage_id(tensor)] = tensor
 
     def _shown(self, module: nn.Module) -> dict[int, int]:
         """Storage of a full value that exists for this call -> index of the parameter."""
         if not self.full or self.sharded.runtime.summoned:
             return {}
-        return {_storage(p): index for _, _, p, index in own_sharded(module, self.sharded)}
+        return {storage_id(p): index for _, _, p, index in own_sharded(module, self.sharded)}
 
     def _settled(self, tensor: Tensor, shown: dict[int, int]) -> Tensor:
         if tensor.layout is not torch.strided or tensor.is_meta:
             return tensor
         if self.full and self.drops:
             return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-        storage = _storage(tensor)
+        storage = storage_id(tensor)
         live = storage in self._live
         if not live and storage not in shown and self._is_sharded_parameter(tensor):
             return self._settled_other(tensor)
@@ -117,14 +117,9 @@ class Snapshot:
         layout = layout_of(parameter)
         try:
             value = parameter if layout is None else layout.wrap(parameter.detach())
-            return self._settled(value, {_storage(parameter): index})
+            return self._settled(value, {storage_id(parameter): index})
         finally:
             runtime.show_local(newly, False)
-
-
-def _storage(tensor: Tensor) -> int:
-    held = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-    return int(held.untyped_storage()._cdata)
 
 
 def newest(state: Any, before: int) -> list[str]:

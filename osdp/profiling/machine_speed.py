@@ -86,13 +86,11 @@ def measure_collectives(
         for _, _, job in jobs:
             job()
     took = sum(t * repeats for t, (_, repeats, _) in zip(run_round(), jobs, strict=True))
-    rounds = torch.tensor([seconds / max(1e-9, took * 1.5)], device=device)
-    ours.all_reduce_mean([rounds])
-    count = min(max(int(rounds.item()), _ROUNDS[0]), _ROUNDS[1])
+    (rounds,) = mean_over_ranks(ours, device, [seconds / max(1e-9, took * 1.5)])
+    count = min(max(int(rounds), _ROUNDS[0]), _ROUNDS[1])
     table = [run_round() for _ in range(count)]
-    medians = torch.tensor([statistics.median(column) for column in zip(*table, strict=True)], device=device)
-    ours.all_reduce_mean([medians])
-    mean = medians.tolist()
+    medians = [statistics.median(column) for column in zip(*table, strict=True)]
+    mean = mean_over_ranks(ours, device, medians)
     sent = [max(1, size // 4 // world) * 4 for size in sizes]
     costs = []
     for kind in range(3):
@@ -118,15 +116,23 @@ def measure_inside_hosts(
     assert whole is not None
     name = lane_of(group, device).part(whole, lines, "profile")
     mine = measure_collectives(device, _C.Collectives(name, device), len(lines[0]), seconds, sizes)
-    mean = torch.tensor([[c.alpha_s, c.beta_s_per_byte] for c in mine], device=device)
-    lane_collectives(device, group).all_reduce_mean([mean.view(-1)])
-    return InsideHosts(*(Collective(alpha, beta) for alpha, beta in mean.tolist()))
+    ours = lane_collectives(device, group)
+    alphas = mean_over_ranks(ours, device, [c.alpha_s for c in mine])
+    betas = mean_over_ranks(ours, device, [c.beta_s_per_byte for c in mine])
+    return InsideHosts(*map(Collective, alphas, betas))
 
 
 def meet(lane: _C.Collectives, device: torch.device) -> None:
     """All ranks of `lane` wait for each other."""
     lane.all_reduce_mean([torch.zeros(1, device=device)])
     synchronize(device)
+
+
+def mean_over_ranks(lane: _C.Collectives, device: torch.device, values: Sequence[float]) -> list[float]:
+    """The mean of each of `values` over the ranks of `lane`: the same on all of them."""
+    table = torch.tensor(values, device=device)
+    lane.all_reduce_mean([table])
+    return list(table.tolist())
 
 
 class Rotation:
@@ -159,9 +165,7 @@ def collective_sizes(
         took = _median_time(device, lambda t=tensor: ours.all_reduce_mean([t]), 0.0, at_most=1)  # type: ignore[misc]
         # Two tensors of the largest size, and the backend's memory.
         fits = 6 * size <= free_bytes(device) and took * size / sizes[-1] * rounds <= seconds / 2
-        agreed = torch.tensor([float(fits)], device=device)
-        ours.all_reduce_mean([agreed])
-        if agreed.item() < 1 - 1e-3:  # it does not fit on some rank
+        if mean_over_ranks(ours, device, [float(fits)])[0] < 1 - 1e-3:  # it does not fit on some rank
             break
         sizes.append(size)
     return tuple(sizes)

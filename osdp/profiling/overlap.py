@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from osdp.hardware.alpha_beta_fit import fit
 from osdp.hardware.device_timer import timed
 from osdp.hardware.hardware import Collective
 from osdp.hardware.this_machine import cores
-from osdp.profiling.machine_speed import COLD, Rotation, lane_collectives, meet
+from osdp.profiling.machine_speed import COLD, Rotation, lane_collectives, mean_over_ranks, meet
 from osdp.profiling.overlap_by_events import measure_by_events
 
 SIZES = (2**14, 2**18, 2**20, 2**22)  # bytes: one message of the ring, a segment, and several
@@ -66,6 +67,7 @@ def measure_contention(
         return Contention(*measure_by_events(device, group, world, large, seconds, step))
     bench = _Bench(device, group)
     compute = step or bench.products
+    mean = functools.partial(mean_over_ranks, bench.ours, device)
     bench.communicate(1)  # establishes connections
     alone: list[list[float]] = [[] for _ in SIZES]  # seconds of each all-reduce, by size
     beside: list[list[float]] = [[] for _ in SIZES]
@@ -75,7 +77,7 @@ def measure_contention(
     beside_s: list[float] = []
     begin = time.perf_counter()
     timed(compute, device)
-    step_s = bench.mean([timed(compute, device)])[0]
+    step_s = mean([timed(compute, device)])[0]
     rounds, end = 1, begin + seconds
     for n in range(20):
         _add(alone, bench.communicate(3))
@@ -85,7 +87,7 @@ def measure_contention(
         alone_s.append(time.thread_time() - thread_s)
         trial = bench.communicate(rounds, compute)
         # Enough to last slightly longer than the step.
-        took = bench.mean([trial.passed_s])[0]
+        took = mean([trial.passed_s])[0]
         rounds = min(max(rounds, int(1.5 * rounds * step_s / max(took, 1e-6)) + 1), MOST_QUEUED)
         if n == 0:
             continue  # this round only determined their number
@@ -93,7 +95,7 @@ def measure_contention(
         ended = [before + len(more) for before, more in zip(ended, trial.seconds, strict=True)]
         processor_s += trial.processor_s
         beside_s.append(trial.thread_s)
-        if n >= 3 and bench.mean([time.perf_counter() - end])[0] > 0:
+        if n >= 3 and mean([time.perf_counter() - end])[0] > 0:
             break
     lasting = [statistics.median(seconds) for seconds in alone]
     differences = [
@@ -102,12 +104,12 @@ def measure_contention(
     ]
     parts = [max(1, size // 4 // world) * 4 for size in SIZES]
     steps = 2 * (world - 1)  # of an all-reduce's ring
-    delay = fit(parts, [max(0.0, d) / steps for d in bench.mean(differences)])
+    delay = fit(parts, [max(0.0, d) / steps for d in mean(differences)])
     busy = min(1.0, ranks_on_host * torch.get_num_threads() / cores())
     covered_s = sum(s * n for s, n in zip(lasting, ended, strict=True))
     slower_s = len(beside_s) * (statistics.median(beside_s) - statistics.median(alone_s))
     lost_s = processor_s * busy + max(0.0, slower_s)
-    stolen = bench.mean([lost_s / covered_s if covered_s > 0 else 0.0])[0]
+    stolen = mean([lost_s / covered_s if covered_s > 0 else 0.0])[0]
     return Contention(delay, min(max(0.0, stolen), 100.0))
 
 
@@ -132,12 +134,6 @@ class _Bench:
         self.ours = lane_collectives(device, group)
         self._tensors = Rotation(COLD, device)
         self._matrix = torch.randn(512, 512, device=device)
-
-    def mean(self, values: Sequence[float]) -> list[float]:
-        """The mean of `values` over ranks."""
-        table = torch.tensor(values, dtype=torch.float64, device=self._device)
-        self.ours.all_reduce_mean([table])
-        return [float(x) for x in table.tolist()]
 
     def products(self) -> None:
         for _ in range(16):

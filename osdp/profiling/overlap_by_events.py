@@ -13,6 +13,7 @@ stolen computation, the time that this communication would have taken alone.
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -21,11 +22,10 @@ from dataclasses import dataclass
 import torch
 from torch import distributed as dist
 
-from osdp import _C
 from osdp.hardware.alpha_beta_fit import fit
 from osdp.hardware.device_timer import synchronize
 from osdp.hardware.hardware import Collective
-from osdp.profiling.machine_speed import WARM_UPS, lane_collectives, products
+from osdp.profiling.machine_speed import WARM_UPS, lane_collectives, mean_over_ranks, meet, products
 
 MOST_SUBMITTED = 256  # collectives in flight
 FEWEST_TRIALS = 3
@@ -146,16 +146,11 @@ class Trials:
 
     def __init__(self, device: torch.device, group: dist.ProcessGroup | None, sizes: Sequence[int]) -> None:
         self._device = device
-        self._ours: _C.Collectives = lane_collectives(device, group)
+        self._ours = lane_collectives(device, group)
+        self.mean = functools.partial(mean_over_ranks, self._ours, device)
         self._tensors = [torch.zeros(size // 4, device=device) for size in sizes]
         self._side = torch.Stream(device=device)
         self._hold = products(device, at_least_s=5e-3)
-
-    def mean(self, values: Sequence[float]) -> list[float]:
-        """Over ranks: the same on all of them."""
-        table = torch.tensor(values, dtype=torch.float32, device=self._device)
-        self._ours.all_reduce_mean([table])
-        return [float(x) for x in table.tolist()]
 
     def agreed(self, values: Sequence[float | None]) -> list[float | None]:
         """The mean of each value that all ranks have; None for the others."""
@@ -165,8 +160,7 @@ class Trials:
 
     def run(self, count: int, compute: Callable[[], object] | None) -> Trial:
         """Run `count` all-reduces of all sizes, in turn, in flight while `compute` runs."""
-        self._ours.all_reduce_mean([torch.zeros(1, device=self._device)])  # a barrier
-        synchronize(self._device)
+        meet(self._ours, self._device)
         for _ in range(-(-count // _HELD)):
             self._hold()
         start = self._passed()

@@ -246,14 +246,14 @@ def _likeness(operator: Operator) -> tuple[object, ...]:
 
 def _mean(ranks: Together, mine: dict[str, float]) -> dict[str, float]:
     """The mean over ranks of every entry that all ranks have."""
-    tables = [json.loads(text) for text in ranks.all(json.dumps(mine))]
+    tables = ranks.all(mine)
     names = [name for name in tables[0] if all(name in table for table in tables)]
     return {name: sum(table[name] for table in tables) / ranks.world_size for name in names}
 
 
 def _most(ranks: Together, mine: dict[str, int]) -> dict[str, int]:
     """The maximum over ranks of every entry."""
-    tables = [json.loads(text) for text in ranks.all(json.dumps(mine))]
+    tables = ranks.all(mine)
     return {name: max(table[name] for table in tables) for name in mine}
 
 

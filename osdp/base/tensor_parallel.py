@@ -50,9 +50,7 @@ class Layout:
     def part_of(self, full: Tensor) -> Tensor:
         """This rank's part of a tensor of the full shape: a view."""
         lengths, begins = self._box()
-        for dim, (begin, length) in enumerate(zip(begins, lengths, strict=True)):
-            full = full.narrow(dim, begin, length)
-        return full
+        return full[tuple(slice(b, b + n) for b, n in zip(begins, lengths, strict=True))]
 
     def begins(self) -> tuple[int, ...]:
         """Where this rank's part begins in the whole, by dimension."""

@@ -201,13 +201,13 @@ def from_rank_0(model: nn.Module, given: State | None) -> State:
                 "ranks, but it has a DTensor"
             )
         tensors.append(value)
-        return _Sent(value.shape, value.dtype)
+        return torch.empty_like(value, device="meta")
 
     form = together.done_first("describing rank 0's optimizer state", lambda: tree_map(noted, given))
     order = iter(tensors)
 
     def received(value: Any) -> Any:
-        if not isinstance(value, _Sent):
+        if not isinstance(value, Tensor):
             return value
         if together.rank == 0:
             full = next(order).to(sharded.device).contiguous()
@@ -218,10 +218,3 @@ def from_rank_0(model: nn.Module, given: State | None) -> State:
 
     result: State = tree_map(received, form)
     return result
-
-
-class _Sent:
-    """Placeholder for a tensor that is broadcast separately."""
-
-    def __init__(self, shape: torch.Size, dtype: torch.dtype) -> None:
-        self.shape, self.dtype = shape, dtype

@@ -76,7 +76,7 @@ def consolidate_shard_weights(
         for weights, metadata in zip(shard_weights, shard_metadata, strict=True):
             for begin, sizes, strides, offset in metadata["parameters"][name]["pieces"]:
                 piece = weights[name].contiguous().as_strided(sizes, strides, offset)
-                _box(whole, begin, sizes).copy_(piece)
+                whole[tuple(slice(b, b + n) for b, n in zip(begin, sizes, strict=True))].copy_(piece)
         full[name] = whole
     if with_module_buffers:
         names = shard_metadata[0]["buffer_names"]
@@ -89,9 +89,3 @@ def _described(piece: _C.Piece, parameter: Tensor) -> tuple[list[int], list[int]
     tensor."""
     view = piece.view(torch.empty(parameter.shape))
     return list(piece.global_offsets), list(piece.sizes), list(view.stride()), int(view.storage_offset())
-
-
-def _box(tensor: Tensor, begin: Sequence[int], sizes: Sequence[int]) -> Tensor:
-    for dim, (start, size) in enumerate(zip(begin, sizes, strict=True)):
-        tensor = tensor.narrow(dim, start, size)
-    return tensor

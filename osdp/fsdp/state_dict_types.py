@@ -29,11 +29,7 @@ _settings: WeakKeyDictionary[Sharded, fsdp.StateDictSettings] = WeakKeyDictionar
 
 def get_state_dict_type(module: nn.Module) -> fsdp.StateDictSettings:
     """The settings of the sharded models in `module`, which must agree. Full if there are none."""
-    found = [_settings_of(sharded) for _, sharded in sharded_in(module)]
-    if not found:
-        return fsdp.StateDictSettings(
-            Type.FULL_STATE_DICT, *(make() for make in _KINDS[Type.FULL_STATE_DICT][1:])
-        )
+    found = [_settings_of(sharded) for _, sharded in sharded_in(module)] or [_as_settings(StateDictForm())]
     if any(settings != found[0] for settings in found):
         raise InvalidProblemError(
             f"the sharded models in this {type(module).__name__} use different state dict types"
@@ -109,25 +105,28 @@ def carry_over(old: Sharded, new: Sharded) -> None:
 def optimizer_form(module: nn.Module) -> StateDictForm:
     """The form of `optim_state_dict`."""
     settings = get_state_dict_type(module)
-    config: Any = settings.optim_state_dict_config
-    kind = _KINDS[settings.state_dict_type][0]
-    return StateDictForm(kind, config.offload_to_cpu, getattr(config, "rank0_only", False))
+    return _form(settings, settings.optim_state_dict_config)
 
 
 def _settings_of(sharded: Sharded) -> fsdp.StateDictSettings:
     if sharded not in _settings:  # not set: the form given when the model was wrapped
-        kind, form = sharded.form.kind, sharded.form
-        which = next(t for t in _KINDS if t.name == f"{kind.upper()}_STATE_DICT")
-        _, model_class, optimizer_class = _KINDS[which]
-        config: Any = model_class(offload_to_cpu=form.on_host)
-        if kind == "full":
-            config.rank0_only = form.rank0_only
-        _settings[sharded] = fsdp.StateDictSettings(which, config, optimizer_class())
+        _settings[sharded] = _as_settings(sharded.form)
     return _settings[sharded]
 
 
+def _as_settings(form: StateDictForm) -> fsdp.StateDictSettings:
+    which = next(t for t in _KINDS if t.name == f"{form.kind.upper()}_STATE_DICT")
+    _, model_class, optimizer_class = _KINDS[which]
+    config: Any = model_class(offload_to_cpu=form.on_host)
+    if form.kind == "full":
+        config.rank0_only = form.rank0_only
+    return fsdp.StateDictSettings(which, config, optimizer_class())
+
+
 def _set(sharded: Sharded, settings: fsdp.StateDictSettings) -> None:
-    _settings[sharded] = settings
-    config = settings.state_dict_config
+    _settings[sharded], sharded.form = settings, _form(settings, settings.state_dict_config)
+
+
+def _form(settings: fsdp.StateDictSettings, config: Any) -> StateDictForm:
     kind = _KINDS[settings.state_dict_type][0]
-    sharded.form = StateDictForm(kind, config.offload_to_cpu, getattr(config, "rank0_only", False))
+    return StateDictForm(kind, config.offload_to_cpu, getattr(config, "rank0_only", False))

@@ -7,8 +7,8 @@
 // raises the bound (Note [Ranges of the budget] in planner/step_proof.hpp); the minima for these ranges are
 // more plans. The same bound gives plans of the space that only shards, which are often faster. Then the
 // fastest plans are improved by local search on the simulator (heuristics/polish.hpp). Where the gap is still
-// large, so are parts of the space by themselves: that which only shards, all blocks recomputed, none, nothing
-// sliced.
+// large, so are parts of the space by themselves: that which only shards, all blocks recomputed, none,
+// nothing sliced.
 #pragma once
 
 #include "search/planner/peak_limit.hpp"

@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 #include <tuple>
+#include <utility>
 
-#include "search/bounds/pricing.hpp"
 #include "search/problem/collective_time.hpp"
 #include "search/problem/problem.hpp"
 #include "search/problem/slices.hpp"
@@ -27,7 +28,12 @@ double share(int64_t of_whole) { return static_cast<double>(of_whole) / static_c
 }  // namespace
 
 StepProver::StepProver(Searches& searches, const Request& problem, int64_t limit_bytes, double gap)
-    : searches_(searches), problem_(problem), limit_bytes_(limit_bytes), gap_(gap) {
+    : searches_(searches),
+      problem_(problem),
+      limit_bytes_(limit_bytes),
+      gap_(gap),
+      classes_(find_equivalence_classes(searches.planner().model(),
+                                        bound_request(problem, {0, kWhole}, limit_bytes))) {
   find_sizes();
   find_knots();
 }
@@ -78,18 +84,27 @@ Request bound_request(Request problem, StepShares shares, int64_t limit_bytes, G
   return problem;
 }
 
-StepProver::Line StepProver::line_of(const Corners& corners, const Found& plan) const {
-  const auto samples = static_cast<double>(plan.batch.samples());
-  const auto value = [&](size_t corner) {
-    return static_cast<double>(step_ps(corners[corner], plan.decision, plan.batch)) / samples;
+PlanLines StepProver::lines_in(GatherRange gather) const {
+  std::vector<Request> requests;
+  const auto add = [&](StepShares shares) {
+    requests.push_back(bound_request(problem_, shares, limit_bytes_, gather));
   };
-  Line line;
-  line.constant = value(0);
+  add({0, 0});
+  for (size_t k = 1; k < knots_.size(); ++k) add({knots_[k], 0});
+  for (size_t k = 1; k < knots_.size(); ++k) add({0, knots_[k]});
+  add({0, 0, kWhole}), add({0, 0, 0, kWhole}), add({0, 0, 0, 0, kWhole});
+  return {searches_.planner().model(), classes_, std::move(requests)};
+}
+
+StepProver::Line StepProver::line_of(PlanLines& lines, const Found& plan) const {
+  std::vector<double> value = lines.of(plan);
   const size_t knots = knots_.size() - 1;
-  for (size_t k = 1; k <= knots; ++k)
-    line.forward[k] = value(k) - value(0), line.backward[k] = value(knots + k) - value(0);
-  line.link = value(2 * knots + 1) - value(0), line.averages = value(2 * knots + 2) - value(0);
-  line.reductions = value(2 * knots + 3) - value(0);
+  Line line;
+  line.constant = value[0];
+  for (double& v : value) v -= line.constant;
+  for (size_t k = 1; k <= knots; ++k) line.forward[k] = value[k], line.backward[k] = value[knots + k];
+  line.link = value[2 * knots + 1], line.averages = value[2 * knots + 2];
+  line.reductions = value[2 * knots + 3];
   return line;
 }
 
@@ -173,14 +188,13 @@ StepProver::Line StepProver::PlanBound::with(const std::vector<PairWeight>& weig
   return sum;
 }
 
-std::vector<StepProver::Line> StepProver::pairs_of(const Found& plan, const Corners& corners,
-                                                   GatherRange gather,
+std::vector<StepProver::Line> StepProver::pairs_of(const Found& plan, GatherRange gather,
                                                    const std::vector<PairWeight>& pairs) const {
   std::vector<Line> lines(pairs.size());
   if (pairs.empty()) return lines;
   const Model& model = searches_.planner().model();
   std::vector<bool> whole(model.operators.size());
-  for_each_choice(corners[0], plan.decision, [&](int i, const Candidate& c) {
+  for_each_choice(classes_, plan.decision, [&](int i, const Candidate& c) {
     whole[i] = c.granularity == 1 && traits(c.mode).sharded && !traits(c.mode).kept;
   });
   const Request halves[] = {bound_request(problem_, {kWhole, 0}, limit_bytes_, gather),
@@ -255,7 +269,7 @@ StepProver::Range StepProver::bounded(GatherRange gather, BatchSizes sizes, cons
   }
   StepShares shares = range.shares;
   std::vector<PairWeight> weights = range.pairs;
-  Corners corners;
+  std::optional<PlanLines> lines;
   std::vector<PlanBound> plans;
   for (int round = 0; round < kMostRounds; ++round) {
     Request request = bound_request(problem_, shares, limit_bytes_, gather);
@@ -274,21 +288,14 @@ StepProver::Range StepProver::bounded(GatherRange gather, BatchSizes sizes, cons
       range.bound_s_per_sample = bound, range.size = found.batch.size;
       range.shares = shares, range.pairs = weights, range.phases = found.phases;
     }
-    if (round == 0) {
-      const auto add = [&](StepShares corner) {
-        corners.push_back(find_equivalence_classes(searches_.planner().model(),
-                                                   bound_request(problem_, corner, limit_bytes_, gather)));
-      };
-      add({0, 0});
-      for (size_t k = 1; k < knots_.size(); ++k) add({knots_[k], 0});
-      for (size_t k = 1; k < knots_.size(); ++k) add({0, knots_[k]});
-      add({0, 0, kWhole}), add({0, 0, 0, kWhole}), add({0, 0, 0, 0, kWhole});
-      if (problem_.batches.empty()) range.sizes.most = std::min(range.sizes.most, corners[0].most_batch);
+    if (!lines) {
+      lines.emplace(lines_in(gather));
+      if (problem_.batches.empty()) range.sizes.most = std::min(range.sizes.most, classes_.most_batch);
     }
     std::vector<Found> near{found_of(found)};
     near.insert(near.end(), found.runners_up.begin(), found.runners_up.end());
     for (Found& plan : near) {
-      plans.push_back({line_of(corners, plan), pairs_of(plan, corners, gather, weights)});
+      plans.push_back({line_of(*lines, plan), pairs_of(plan, gather, weights)});
       plans_.push_back(std::move(plan));
     }
     const StepShares before = shares;

@@ -30,6 +30,7 @@
 
 #include <array>
 
+#include "search/planner/plan_lines.hpp"
 #include "search/planner/searches.hpp"
 
 namespace osdp::search {
@@ -81,10 +82,6 @@ class StepProver {
     std::vector<Line> pairs;
     Line with(const std::vector<PairWeight>& weights) const;
   };
-  // Costs without shares, with each of forward's alone, each of backward's, and the whole of the forms of the
-  // link, of averages and of reductions.
-  using Corners = std::vector<EquivalenceClasses>;
-
   // Bounds the plans with a budget and a batch in these ranges, beginning with the shares, weights and bound
   // of another range; ends when that is at least `enough`.
   Range bounded(GatherRange gather, BatchSizes sizes, const Range& beginning, double enough);
@@ -93,8 +90,11 @@ class StepProver {
   void find_sizes();
   void find_knots();
   double at(const Line& line, const StepShares& shares) const;
-  Line line_of(const Corners& corners, const Found& plan) const;
-  std::vector<Line> pairs_of(const Found& plan, const Corners& corners, GatherRange gather,
+  // Without shares, with each of forward's knots alone, each of backward's, and the whole of the forms of the
+  // link, of averages and of reductions.
+  PlanLines lines_in(GatherRange gather) const;
+  Line line_of(PlanLines& lines, const Found& plan) const;
+  std::vector<Line> pairs_of(const Found& plan, GatherRange gather,
                              const std::vector<PairWeight>& pairs) const;
   // All pairs that do not fit into a range's budgets together.
   std::vector<PairWeight> pairs_over(GatherRange gather) const;
@@ -109,6 +109,7 @@ class StepProver {
   const Request problem_;
   const int64_t limit_bytes_;
   const double gap_;
+  const EquivalenceClasses classes_;
   std::vector<int64_t> sizes_;  // ascending: budgets into which something more fits than into smaller ones
   // Ascending shares, 0 and the whole among them: from one at which transfers take as much alone as beside
   // computation to the next a plan's bound is linear.

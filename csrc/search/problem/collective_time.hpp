@@ -117,28 +117,38 @@ class CollectiveTime {
 
 class Collectives {
  public:
-  explicit Collectives(const Device& device) : device_(device) {}
+  explicit Collectives(const Device& d)
+      : all_gather_(everywhere(d, d.all_gather, 1)),
+        reduce_scatter_(everywhere(d, d.reduce_scatter, 1)),
+        all_reduce_(everywhere(d, d.all_reduce, 2)),
+        gather_inside_(inside(d, d.all_gather)),
+        reduce_inside_(inside(d, d.reduce_scatter)),
+        average_(d, d.between_hosts, d.hosts, d.hosts, 2, true) {}
 
-  CollectiveTime gather(Mode mode) const { return of(mode, device_.all_gather, 1); }
-  CollectiveTime reduce(Mode mode) const { return of(mode, device_.reduce_scatter, 1); }
-  CollectiveTime all_reduce() const { return of(Mode::NoShard, device_.all_reduce, 2); }
+  const CollectiveTime& gather(Mode mode) const {
+    return traits(mode).inside_hosts ? gather_inside_ : all_gather_;
+  }
+  const CollectiveTime& reduce(Mode mode) const {
+    return traits(mode).inside_hosts ? reduce_inside_ : reduce_scatter_;
+  }
+  const CollectiveTime& all_reduce() const { return all_reduce_; }
   // Averages over hosts what was reduced inside hosts: all ranks of a host send their parts at the same time
   // over links that they share.
-  CollectiveTime average() const {
-    return {device_, device_.between_hosts, device_.hosts, device_.hosts, 2, true};
-  }
+  const CollectiveTime& average() const { return average_; }
 
  private:
-  CollectiveTime of(Mode mode, Collective hop, int64_t passes) const {
-    if (traits(mode).inside_hosts) return {device_, hop, device_.ranks / device_.hosts, 1, passes, false};
-    if (device_.hosts > 1) {  // waits for its slowest link
-      hop.alpha_s = std::max(hop.alpha_s, device_.between_hosts.alpha_s);
-      hop.beta_s_per_byte = std::max(hop.beta_s_per_byte, device_.between_hosts.beta_s_per_byte);
+  static CollectiveTime inside(const Device& d, const Collective& hop) {
+    return {d, hop, d.ranks / d.hosts, 1, 1, false};
+  }
+  static CollectiveTime everywhere(const Device& d, Collective hop, int64_t passes) {
+    if (d.hosts > 1) {  // waits for its slowest link
+      hop.alpha_s = std::max(hop.alpha_s, d.between_hosts.alpha_s);
+      hop.beta_s_per_byte = std::max(hop.beta_s_per_byte, d.between_hosts.beta_s_per_byte);
     }
-    return {device_, hop, device_.ranks, device_.hosts, passes, device_.hosts > 1};
+    return {d, hop, d.ranks, d.hosts, passes, d.hosts > 1};
   }
 
-  const Device& device_;
+  CollectiveTime all_gather_, reduce_scatter_, all_reduce_, gather_inside_, reduce_inside_, average_;
 };
 
 }  // namespace osdp::search

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 #include "search/problem/collective_time.hpp"
 #include "search/problem/problem.hpp"
@@ -34,6 +35,7 @@ class Pricer {
         space_(space),
         recompute_(recompute),
         in_phases_(in_phases) {
+    if (space.shares && !paper()) bound_ps_ = option_bound_ps(op, device, space, recompute);
     for (const Tensor& t : op.tensors) {
       compute_bytes_ += t.compute_bytes();
       if (!t.trainable) continue;
@@ -218,7 +220,7 @@ class Pricer {
                           static_cast<double>(updated_on_host) * device_.host.optimizer_s_per_byte,
                       "operator", op_.name);
     }
-    if (space_.shares && !paper()) c.communication_ps = step_bound_ps(op_, device_, space_, recompute_, c);
+    if (bound_ps_) c.communication_ps = bound_ps_(c);
     return !in_phases_ || paper() || sum_is_peak() ? c : certain(c);
   }
 
@@ -291,6 +293,7 @@ class Pricer {
   const Space& space_;
   const Recompute recompute_;
   const bool in_phases_;
+  std::function<int64_t(const Candidate&)> bound_ps_;  // of options: null without shares
   // Bytes of all parameters in the dtype of gathering, of trainable ones as stored, and of their gradients in
   // the dtype of averaging.
   int64_t compute_bytes_ = 0, trainable_bytes_ = 0, reduce_bytes_ = 0;

@@ -36,7 +36,7 @@ class Links {
   }
   // At most what gathers of so many bytes together take.
   Transfer gathers(int64_t bytes, int64_t times, Mode mode) const {
-    const CollectiveTime of = collectives_.gather(mode);
+    const CollectiveTime& of = collectives_.gather(mode);
     const auto n = static_cast<double>(times);
     return {of.transfer_s(bytes), n * of.largest_latency_s(), of.between_hosts(), of.more_s(bytes, delay_, 0),
             n * of.more_s(0, delay_, 1)};
@@ -175,16 +175,25 @@ struct Halves {
   }
 };
 
+// What the bounds of all operators have in common.
+struct Weights {
+  const Device& device;
+  const Space& space;
+  const Links links;
+  const Halves halves;
+  Weights(const Device& d, const Space& s) : device(d), space(s), links(d, s), halves(d, s) {}
+};
+
 class OptionBound {
  public:
-  OptionBound(const Operator& op, const Device& device, const Space& space, Recompute recompute)
+  OptionBound(const Operator& op, const Weights& weights, Recompute recompute)
       : op_(op),
         at_(op.position),
-        space_(space),
-        device_(device),
+        space_(weights.space),
+        device_(weights.device),
         recompute_(recompute),
-        links_(device, space),
-        halves_(device, space) {
+        links_(weights.links),
+        halves_(weights.halves) {
     for (const Tensor& t : op.tensors) {
       gathered_ += t.compute_bytes();
       if (t.trainable) trained_ += t.bytes(), sent_ += t.reduce_bytes();
@@ -461,8 +470,8 @@ class OptionBound {
   const Space& space_;
   const Device& device_;
   const Recompute recompute_;
-  const Links links_;
-  const Halves halves_;
+  const Links& links_;
+  const Halves& halves_;
   int64_t gathered_ = 0, trained_ = 0, sent_ = 0;
 };
 
@@ -481,13 +490,17 @@ double shift_s(const Operator& op, const OptionBound& bound) {
 
 }  // namespace
 
-int64_t step_bound_ps(const Operator& op, const Device& device, const Space& space, Recompute recompute,
-                      const Candidate& c) {
-  if (moves_nothing(device, space)) return 0;
-  const OptionBound bound(op, device, space, recompute);
-  const double seconds = bound.seconds(c) + shift_s(op, bound) - bound.saved(c) + bound.pairs(c);
-  const auto ps = static_cast<double>(picoseconds(std::max(0.0, seconds), "operator", op.name));
-  return std::max<int64_t>(0, static_cast<int64_t>(ps * kBelow) - kRoundingPs * bound.collectives(c));
+std::function<int64_t(const Candidate&)> option_bound_ps(const Operator& op, const Device& device,
+                                                         const Space& space, Recompute recompute) {
+  if (moves_nothing(device, space)) return [](const Candidate&) { return int64_t{0}; };
+  const Weights weights(device, space);
+  const double shift = shift_s(op, OptionBound(op, weights, recompute));
+  return [&op, weights, recompute, shift](const Candidate& c) {
+    const OptionBound bound(op, weights, recompute);
+    const double seconds = bound.seconds(c) + shift - bound.saved(c) + bound.pairs(c);
+    const auto ps = static_cast<double>(picoseconds(std::max(0.0, seconds), "operator", op.name));
+    return std::max<int64_t>(0, static_cast<int64_t>(ps * kBelow) - kRoundingPs * bound.collectives(c));
+  };
 }
 
 namespace {
@@ -515,10 +528,10 @@ Linear step_bound_compute(const Model& model, const Request& request) {
   const auto [least, most] = request.micro_batches();
   int128 fixed = 0, per_sample = 0;
   double shift = 0;
+  const Weights weights(request.device, request.space);
   for (const Operator& op : model.operators) {
     const auto ps = [&](double seconds) { return picoseconds(seconds, "operator", op.name); };
-    if (!request.moves_nothing())
-      shift += shift_s(op, OptionBound(op, request.device, request.space, Recompute::None));
+    if (!request.moves_nothing()) shift += shift_s(op, OptionBound(op, weights, Recompute::None));
     if (request.device.ranks > 1 && looked_up_first(op) && may_be_sliced(op, request.space))
       continue;  // it may run beside its transfers
     const Linear both{ps(op.compute_s_fixed), ps(op.compute_s_per_sample)};
@@ -534,7 +547,7 @@ Linear step_bound_compute(const Model& model, const Request& request) {
   for (const Operator& op : model.operators) {  // what neighbours do not wait for
     const NeighbourPair& p = op.position.earlier;
     if (request.moves_nothing() || p.later_bytes == 0) continue;
-    const OptionBound bound(op, request.device, request.space, Recompute::None);
+    const OptionBound bound(op, weights, Recompute::None);
     if (bound.most_of_pair(p) == 0) continue;
     const auto weight = static_cast<int64_t>(bound.weight_of(p) * StepShares::kWhole);
     const auto part = [&](int64_t share, int64_t ps) {
@@ -554,7 +567,8 @@ double pair_bound_ps(const Operator& later, const Request& request, Recompute re
                      int64_t batch) {
   const NeighbourPair& p = later.position.earlier;
   if (p.later_bytes == 0 || request.moves_nothing()) return 0;
-  const OptionBound bound(later, request.device, request.space, recompute);
+  const Weights weights(request.device, request.space);
+  const OptionBound bound(later, weights, recompute);
   if (bound.waits(p, Recompute::None) + bound.waits(p, Recompute::Regather) == 0) return 0;
   const auto share = [](int64_t s) { return static_cast<double>(s) / StepShares::kWhole; };
   const auto per_sample = [](int64_t ps, int64_t size) {

@@ -85,15 +85,18 @@
 // the earlier one is gathered before the recomputation, the parts that do not apply are left out.
 #pragma once
 
+#include <functional>
+
 #include "search/problem/cost.hpp"
 #include "search/problem/equivalence_classes.hpp"
 
 namespace osdp::search {
 
-// What an option with the mode and slices of `c` adds to the bound of a micro-batch, in ps >= 0. All options
-// of an operator are more by its shift: the most that any of them lets another unit save.
-int64_t step_bound_ps(const Operator& op, const Device& device, const Space& space, Recompute recompute,
-                      const Candidate& c);
+// What options of one operator, with a mode and slices, add to the bound of a micro-batch, in ps >= 0. All of
+// them are more by the operator's shift: the most that any of them lets another unit save. All arguments must
+// outlive the function.
+std::function<int64_t(const Candidate&)> option_bound_ps(const Operator& op, const Device& device,
+                                                         const Space& space, Recompute recompute);
 
 // What a pair of neighbours adds to a micro-batch of `batch` at the whole weight, in ps: that of `later` and
 // the operator before it, of which `wholes` are gathered whole for every use. An estimate for choosing

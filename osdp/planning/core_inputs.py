@@ -52,9 +52,14 @@ def make_model(
     dtypes = computing_dtypes(description, precision)
     thin: dict[object, list[tuple[int, float]]] = {}
     flops = {o.name: o.flops_per_sample for o in description.operators}
+    timed = {*hardware.gamma_s, *hardware.gamma_fixed_s, *hardware.recompute_s}
+    known: dict[object, ComputeTime] = {}  # of operators that are alike
     operators = []
     for o in description.operators:
-        times = compute_s(o, hardware, dtypes[o.name], description, batch_size)
+        key = (o.name if o.name in timed else signature(o), dtypes[o.name])
+        if key not in known:
+            known[key] = compute_s(o, hardware, dtypes[o.name], description, batch_size)
+        times = known[key]
         tied = sum(flops.get(place, 0) for place in o.gather_at if place != o.name)
         op = _operator(o, block_index, precision, o.name in named, times, tied)
         if collectives and (waits := collectives.get(o.name)) is not None:

@@ -31,9 +31,9 @@ std::string name_of(const Step& step, const StepEvent& event) {
   return event.what < 0 ? "optimizer" : step.operators[event.what].name;
 }
 
-// Extrapolates from the totals of `most` micro-batches and one less, to `more` than these.
-int64_t lasting(int64_t less, int64_t most, int64_t more) {
-  const int128 all = most + static_cast<int128>(more) * (most - less);
+// A total with `more` further parts of `each`.
+int64_t lasting(int64_t total, int64_t each, int64_t more) {
+  const int128 all = total + static_cast<int128>(more) * each;
   if (all > kLargestSum) throw InvalidProblem("a step's time overflows 2^61 ps");
   return static_cast<int64_t>(all);
 }
@@ -126,16 +126,12 @@ Timeline PlanPlayer::timeline(const PlainPlan& plan, const std::vector<Members>&
 }
 
 PlayedStep PlanPlayer::play(const Step& step) const {
-  const auto played = [&](const Step& some) {
-    return osdp::search::play(some, manner_.stolen_permille, Record::Totals);
-  };
-  const int64_t few = alike(step);
-  if (step.accumulation <= few) return played(step);
-  const PlayedStep less = played(with_micro_batches(step, few - 1));
-  PlayedStep all = played(with_micro_batches(step, few));
-  for (const auto part : {&PlayedStep::step_ps, &PlayedStep::only_computing_ps, &PlayedStep::both_ps,
-                          &PlayedStep::only_communicating_ps})
-    all.*part = lasting(less.*part, all.*part, step.accumulation - few);
+  const int64_t few = std::min(step.accumulation, alike(step)), more = step.accumulation - few;
+  PlayedStep all = osdp::search::play(more > 0 ? with_micro_batches(step, few) : step,
+                                      manner_.stolen_permille, Record::Totals);
+  for (const auto part : {&StepParts::step_ps, &StepParts::only_computing_ps, &StepParts::both_ps,
+                          &StepParts::only_communicating_ps})
+    if (more > 0) all.*part = lasting(all.*part, all.ends[1].*part - all.ends[0].*part, more);
   return all;
 }
 

@@ -124,6 +124,8 @@ class Player {
         free_reduced();
         result_.tails_ps.push_back(now_ - computed_ps_);
         end_pass();
+        result_.step_ps = now_;
+        result_.ends.push_back(result_);
         computed_ps_ = -1;
         return true;
     }

@@ -39,11 +39,15 @@ struct MemoryPoint {
   int64_t time_ps = 0, bytes = 0;
 };
 
-struct PlayedStep {
-  int64_t step_ps = 0;
-  // Parts that sum to step_ps; something runs at every time. The optimizer computes alone. Concurrent lanes
-  // count once.
-  int64_t only_computing_ps = 0, both_ps = 0, only_communicating_ps = 0, optimizer_ps = 0;
+// A time and its parts, but for the optimizer, which computes alone; something runs at every time. Concurrent
+// lanes count once.
+struct StepParts {
+  int64_t step_ps = 0, only_computing_ps = 0, both_ps = 0, only_communicating_ps = 0;
+};
+
+struct PlayedStep : StepParts {
+  int64_t optimizer_ps = 0;
+  std::vector<StepParts> ends;  // up to the end of each micro-batch
   int64_t peak_bytes = 0;
   std::vector<StepEvent> events;  // sorted by begin
   // How long each micro-batch's forward and backward took, one after the other.

@@ -56,6 +56,7 @@ class Sharing:
         # By micro-batch.
         self.collectives, self.contents = cache(self._collectives), cache(self._contents)
         self.model, self.link_seconds = cache(self._model), cache(self._link_seconds)
+        self.kept_by = cache(self._kept_by)
 
     def _collectives(self, batch: int) -> dict[str, OperatorCollectives]:
         return collectives_of(self.whole, self.styles, self.hardware, self.ranks, batch, self.precision)
@@ -98,12 +99,12 @@ class Sharing:
         d, p = self.chain.description, degrees.pipeline
         state = 0
         if optimizer is not None or degrees.data == 1:  # what is not sharded stays on the device
-            held = 0 if optimizer is None else self._optimizer_bytes(optimizer)
+            held = 0 if optimizer is None else self.kept_by(optimizer)
             state = (2 * d.parameter_bytes + held) // (degrees.data * p)
         flight = sum(min(micro_batches, p - i) for i in range(p)) / p
         return state + round(batch * (flight * self._inputs / p + self._largest))
 
-    def _optimizer_bytes(self, optimizer: OptimizerState) -> int:
+    def _kept_by(self, optimizer: OptimizerState) -> int:
         parameters = (p for o in self.chain.description.operators for p in o.parameters if p.trainable)
         return sum(optimizer.bytes(p.elements * itemsize(p.dtype), itemsize(p.dtype)) for p in parameters)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from osdp import _search
 from osdp.errors import InfeasibleError
@@ -76,7 +77,7 @@ class StageSearches:
         self.batch, self.micro_batches = candidate.batch, candidate.micro_batches
         self.degrees, self.sharing = candidate.degrees, sharing
         self._content = sharing.contents(self.batch)
-        self._uniform: dict[object, list[tuple[StageResult, int]]] = {}
+        self._uniform: dict[object, list[UniformPlan]] = {}
         self._answers: dict[object, _search.Answer] = {}
         self._problems: dict[object, SearchProblem] = {}
 
@@ -129,19 +130,17 @@ class StageSearches:
         self, first: int, end: int, in_flight: int, modes: Sequence[str], ways: Sequence[str]
     ) -> StageResult:
         """The fastest plan of one mode and one recomputation that fits; if none does, the one that holds least."""
-        most, found = most_bytes(self.limit_bytes), []
-        for result, others in self._uniform_plans(first, end, modes, ways):
-            peak = result.peak_bytes + (in_flight - 1) * others
-            found.append(dataclasses.replace(result, peak_bytes=peak, fits=peak <= most))
-        fitting = [r for r in found if r.fits]
+        most = most_bytes(self.limit_bytes)
+        plans = [(p, p.peak_bytes(in_flight)) for p in self._uniform_plans(first, end, modes, ways)]
+        fitting = [p.result(peak, True) for p, peak in plans if peak <= most]
         if fitting:
             return min(fitting, key=lambda r: (r.step_ps(self.micro_batches), r.peak_bytes))
-        return min(found, key=lambda r: r.peak_bytes)
+        plan, peak = min(plans, key=lambda p: p[1])
+        return plan.result(peak, False)
 
     def _uniform_plans(
         self, first: int, end: int, modes: Sequence[str], ways: Sequence[str]
-    ) -> list[tuple[StageResult, int]]:
-        """Each with one micro-batch in flight, and the bytes of every further one."""
+    ) -> list[UniformPlan]:
         key = self.key(first, end, 1)
         found = []
         for mode in self.possible(modes) if self.degrees.data > 1 else ("NO_SHARD",):
@@ -149,7 +148,8 @@ class StageSearches:
                 at = (key, mode, way)
                 if at not in self._uniform:
                     problem = self._problem_of(first, end)
-                    self._uniform[at] = _uniform_plans(problem, mode, way, self.batch, self.micro_batches)
+                    batch = _search.Batch(self.batch, self.micro_batches)
+                    self._uniform[at] = uniform_plans(problem, mode, way, batch)
                 found.extend(self._uniform[at])
         return found
 
@@ -200,25 +200,44 @@ class StageSearches:
         return plan_of(self.problem(first, end, in_flight, index), answer)
 
 
-def _uniform_plans(
-    problem: SearchProblem, mode: str, way: str, batch: int, micro_batches: int
-) -> list[tuple[StageResult, int]]:
-    """That gathers ahead as far as two units, and that does not; each with what a further micro-batch in flight holds."""
+@dataclass(frozen=True)
+class UniformPlan:
+    """A stage's plan of one mode and one recomputation; `further_bytes`: what each further micro-batch in flight holds."""
+
+    problem: SearchProblem
+    plan: _search.Plan
+    what: str
+    further_bytes: int
+
+    def peak_bytes(self, in_flight: int) -> int:
+        return self._peak_bytes + (in_flight - 1) * self.further_bytes
+
+    def result(self, peak_bytes: int, fits: bool) -> StageResult:
+        return StageResult(self._times, peak_bytes, self.plan, self.what, fits)
+
+    @cached_property
+    def _peak_bytes(self) -> int:
+        return self.problem.planner.largest_peak(self.plan)
+
+    @cached_property
+    def _times(self) -> _search.StageTimes:  # asked for only if it fits, mostly
+        return times_of(self.problem.planner.play(self.plan), self.plan.batch.accumulation)
+
+
+def uniform_plans(problem: SearchProblem, mode: str, way: str, batch: _search.Batch) -> list[UniformPlan]:
+    """That gathers ahead as far as two units, and that does not."""
     d = problem.description
-    others = batch * d.output_bytes_per_sample  # inputs of all are held throughout
+    further = batch.size * d.output_bytes_per_sample  # inputs of all are held throughout
     for o in d.operators:
         if o.block is None or way == "none":
-            others += batch * o.saved_bytes_per_sample + o.saved_bytes_fixed
+            further += batch.size * o.saved_bytes_per_sample + o.saved_bytes_fixed
     if way != "none":
-        others += batch * sum(b.input_bytes_per_sample for b in d.blocks)
+        further += batch.size * sum(b.input_bytes_per_sample for b in d.blocks)
     choices = [_search.Choice(mode, 1, 0 if mode == "NO_SHARD" else 1)] * len(d.operators)
     words = mode + (", recomputed" if way != "none" and d.blocks else "")
-    found = []
-    for ahead in (0,) if mode == "NO_SHARD" or problem.ranks == 1 else (0, 1):
-        plan = _search.Plan(_search.Batch(batch, micro_batches), choices, [way] * len(d.blocks), ahead)
-        times = times_of(problem.planner.play(plan), micro_batches)
-        found.append((StageResult(times, problem.planner.largest_peak(plan), plan, words), others))
-    return found
+    ahead = (0,) if mode == "NO_SHARD" or problem.ranks == 1 else (0, 1)
+    plans = [_search.Plan(batch, choices, [way] * len(d.blocks), n) for n in ahead]
+    return [UniformPlan(problem, plan, words, further) for plan in plans]
 
 
 def most_bytes(limit: int) -> int:

@@ -4,11 +4,11 @@
         [--degrees 1x2x2 ...]
 
 Four ranks (on one host, and on two with 1 Gb/s between them and cores of their own, which needs root and iproute2) train a
-GPT with tensor x pipeline x data of 1 x 1 x 4, 2 x 1 x 2, 1 x 2 x 2 and 2 x 2 x 1, three plans each: searched with ample
-memory, under a limit that is a fifth below what that plan holds (or as near to it as is feasible), and with FULL_SHARD
-alone, gathered in every micro-batch. Before each plan and after it the model without parallelism takes steps on every rank:
-`now` is the prediction on a machine that is as fast as it was then, `error` its error. What travels between hosts keeps its
-speed. Peaks are of each stage's live heap (heap_peak.c), over what the process held before the model; a plan's error is
+GPT with tensor x pipeline x data of 1 x 1 x 4, 2 x 1 x 2, 1 x 2 x 2, 2 x 2 x 1 and 1 x 4 x 1, three plans each: searched
+with ample memory, under a limit that is a fifth below what that plan holds (or as near to it as is feasible), and, where
+there are several replicas, with FULL_SHARD alone, gathered in every micro-batch. Before each plan and after it the model
+without parallelism takes steps on every rank: `now` is the prediction on a machine that is as fast as it was then, `error`
+its error. What travels between hosts keeps its speed. Peaks are of each stage's live heap (heap_peak.c), over what the process held before the model; a plan's error is
 that of its worst stage. `auto` are the degrees that the search returns on this machine when it is free.
 
 Last, a model whose head is as large as several blocks is trained in two stages of one rank each (more ranks than cores
@@ -35,7 +35,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "one-host": {"hosts": 1},
     "two-hosts-1gbit": {"hosts": 2, "rate": "1gbit"},
 }
-DEGREES = ("1x1x4", "2x1x2", "1x2x2", "2x2x1")
+DEGREES = ("1x1x4", "2x1x2", "1x2x2", "2x2x1", "1x4x1")
 RANKS, SAMPLES, MICRO_BATCH, LAYERS = 4, 16, 2, 4
 LARGE_VOCABULARY = 16384
 WARM_UP = 2
@@ -181,7 +181,8 @@ def predictions(degrees: str, steps: str, hosts: str) -> dict[str, Any]:
         if (tight := trial.search(part * peak, tensor, pipeline)) is not None:
             plans[f"{100 * part:.0f}% of its peak"] = tight
             break
-    plans["FULL_SHARD"] = trial.search(ample, tensor, pipeline, modes=["FULL_SHARD"])
+    if plans["ample"].data_parallel > 1:
+        plans["FULL_SHARD"] = trial.search(ample, tensor, pipeline, modes=["FULL_SHARD"])
     rows = {name: trial.measured(plan) for name, plan in plans.items()}
     free = trial.search(ample, "auto", "auto")
     auto = f"{free.tensor_parallel}x{free.pipeline_parallel}x{free.data_parallel}"

@@ -41,6 +41,7 @@ bool BranchAndBound::accept(const FixedNode& leaf, Batch batch) {
     return false;
   }
   const Found found{batch, leaf.decision, leaf.time_ps, *worst};
+  if (!any_) found_.offer(found);
   if (best_.feasible && !found.faster_than({best_.batch, {}, best_.step_ps, 0})) return true;
   best_.feasible = true;
   best_.batch = batch;
@@ -92,6 +93,7 @@ void BranchAndBound::finish() {
     if (gave_up_) lowest = 0;
     best_.optimal = proven;
     best_.lower_bound_s_per_sample = lowest * 1e-12;
+    best_.runners_up = found_.beside({best_.batch, best_.decision, best_.step_ps, best_.peak_bytes});
   }
   best_.seconds = watch_.seconds();
 }

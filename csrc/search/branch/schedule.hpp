@@ -3,7 +3,7 @@
 #pragma once
 
 #include "search/branch/fixed_node.hpp"
-#include "search/branch/found.hpp"
+#include "search/branch/runners_up.hpp"
 
 namespace osdp::search {
 
@@ -15,6 +15,7 @@ struct Schedule {
   Decision decision;
   int64_t step_ps = 0, peak_bytes = 0;
   std::vector<int> phases;              // those that were rows: operator indices, or kWholeStep
+  std::vector<Found> runners_up;        // other plans, nearly as fast (branch/runners_up.hpp)
   int64_t smallest_limit_bytes = 0;     // if infeasible: the smallest feasible limit; 0: not known
   double lower_bound_s_per_sample = 0;  // per rank; proven by the whole search
   int64_t regions = 0, leaves = 0, nodes = 0, rows = 0;

@@ -55,7 +55,7 @@ class StepProver {
   StepShares shares() const;                // of that bound
   // With what can be priced: the first bound, of plans with any budget.
   Proof proof() const;
-  // The minima for the ranges and shares tried.
+  // The minima for the ranges and shares tried, and plans near them.
   const std::vector<Found>& plans() const { return plans_; }
 
  private:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
@@ -17,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from osdp import _C
 from osdp.base.stand_in import StandIn
+from osdp.base.storage_numbers import StorageNumbers
 from osdp.base.tensor_parallel import local_part, storage_id, wraps_local
 from osdp.base.tensor_trees import map_tensors, tensors_held, tensors_in, written_to
 from osdp.description.equal_blocks import EqualBlocks
@@ -111,7 +110,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # would be taken for the parameter.
         self._kept: list[Any] = []
         # Storages, by number. They are not kept alive, since that would show in LiveBytes.
-        self._numbers = _StorageNumbers()
+        self._numbers = StorageNumbers()
         self._saved: dict[int, tuple[str, int]] = {}  # the module that saved it first, and its bytes
         self._given: dict[int, _Given] = {}
         self._returned: dict[int, int] = {}  # bytes; held by the model's caller
@@ -377,23 +376,6 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, equal: EqualBlocks, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]
     ) -> Any:
         return equal.call(lambda: self._call(func, args, kwargs, tensors), func, args, kwargs, self.running)
-
-
-class _StorageNumbers:
-    """Numbers storages. A freed one's address may be that of another, but its number is not."""
-
-    def __init__(self) -> None:
-        self._of: dict[int, int] = {}  # living ones, by address
-        self._count = itertools.count()
-
-    def of(self, tensor: torch.Tensor) -> int:
-        storage = tensor.untyped_storage()
-        identity = int(storage._cdata)
-        number = self._of.get(identity)
-        if number is None:
-            number = self._of[identity] = next(self._count)
-            weakref.finalize(storage, self._of.pop, identity, None).atexit = False
-        return number
 
 
 def _unboxed(packed: Any) -> torch.Tensor:

@@ -12,8 +12,10 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from osdp.errors import InvalidProblemError, ShardingError
+from osdp.parallel.crossing import Crossing
 from osdp.parallel.ending import end_of_pipeline
-from osdp.parallel.stage_module import INPUT, Crossing, Passing
+from osdp.parallel.stage_module import INPUT
+from osdp.parallel.stand_in import Passing
 from osdp.parallel.tensor_styles import why_not_cut
 from osdp.plan.parallel_plan import ParallelPlan
 
@@ -135,13 +137,16 @@ class Pipeline:
         """Note [A model cut to one stage]. Collective in the first step."""
         passing = self._passing
         passing.looks, cuts, passing.cuts = False, passing.cuts, None
-        if cuts is not None:
-            cuts.close()
+        elsewhere, passing.elsewhere = passing.elsewhere, None
+        for watching in (cuts, elsewhere):
+            if watching is not None:
+                watching.close()
         told: Any = [None] * len(self.plan.stages)
         seen = (cuts.cut, cuts.grouped) if cuts is not None else (set(), set())
         group = self.mesh["pp"].get_group()
-        dist.all_gather_object(told, (passing.entered, passing.left, *seen, drew_apart), group=group)
-        if any(apart for *_, apart in told):
+        depends = elsewhere.found if elsewhere is not None else ""
+        dist.all_gather_object(told, (passing.entered, passing.left, *seen, drew_apart, depends), group=group)
+        if any(apart for *_, apart, _ in told):
             raise ShardingError(
                 "forward draws random numbers (dropout), and the ranks of a tensor-parallel group drew others: what they "
                 "all hold whole would differ, and be trained apart. Seed them alike before the first step, "
@@ -149,7 +154,7 @@ class Pipeline:
             )
         if names := sorted(set[str]().union(*(cut for _, _, cut, *_ in told))):
             raise ShardingError(why_not_cut(names[0]))
-        if names := sorted(set[str]().union(*(grouped for *_, grouped, _ in told))):
+        if names := sorted(set[str]().union(*(grouped for _, _, _, grouped, *_ in told))):
             raise ShardingError(
                 f"{names[0]!r} is divided over tensor parallelism by its outputs (colwise), and the model's forward views "
                 "its output in as many groups (heads) as in one process, so each has a part of its outputs alone, and the "
@@ -164,6 +169,15 @@ class Pipeline:
                     f"between stages {stage - 1} and {stage} of the pipeline more than one tensor passes: "
                     f"{self.plan.stages[stage].modules[0]!r} was called with {_difference(before[1], here[0])}. A stage "
                     "gets its first module's first tensor from the one before, and computes the rest from the model's inputs"
+                )
+        for stage, (*_, name) in enumerate(told):
+            if name:
+                what = "passes on" if stage < len(told) - 1 else "computes as the model's output"
+                raise ShardingError(
+                    f"what stage {stage} of the pipeline {what} depends on {name!r}, which is in another stage, beside the "
+                    f"one tensor that {self.plan.stages[stage].modules[0]!r} gets from there, so it is not one process's. "
+                    "Forward has to pass everything through that tensor, or a module has to do what forward does around it "
+                    "(a residual x + layer(norm(x)))"
                 )
 
 

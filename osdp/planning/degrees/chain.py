@@ -23,8 +23,9 @@ class Link:
 
 
 # Note [The chain]
-# A stage is a range of links. A block is a link; so is each operator with parameters outside of blocks, but what comes
-# before the first block is one link (embeddings, positions), since a cut between embeddings separates what is added up.
+# A stage is a range of links. A block is a link, also one that is not recomputed since it changes its inputs; so is each
+# operator with parameters outside of blocks, but what comes before the first block is one link (embeddings, positions),
+# since a cut between embeddings separates what is added up.
 # What a module around several blocks computes itself, without parameters, is the end of forward: logits and loss. It
 # belongs to the last link. What passes a cut is the next block's input; behind the last block it is as large as that of the
 # last; without blocks, the inputs of the next linear, or what the next operator saves. Links that read the same parameter
@@ -57,7 +58,7 @@ class Chain:
         d = self.description
         chosen = sorted(i for link in self.links[first:end] for i in link.operators)
         operators = tuple(d.operators[i] for i in chosen)
-        blocks = {o.block for o in operators}
+        blocks = {block_of(d, o) for o in operators}
         return dataclasses.replace(
             d,
             operators=operators,
@@ -80,7 +81,11 @@ def with_end_last(d: ModelDescription) -> ModelDescription:
     around = [
         i
         for i, o in enumerate(d.operators)
-        if d.blocks and o.block is None and not o.parameters and o.name == "" and i + 1 < len(d.operators)
+        if _blocks(d)
+        and block_of(d, o) is None
+        and not o.parameters
+        and o.name == ""
+        and i + 1 < len(d.operators)
     ]
     if not around:
         return d
@@ -131,18 +136,21 @@ def _joined(d: ModelDescription, links: tuple[Link, ...]) -> tuple[tuple[Link, .
 
 def _links(d: ModelDescription) -> tuple[Link, ...]:
     around = {
-        o.name for o in d.operators if o.block is None and not o.parameters and _holds_several(d, o.name)
+        o.name
+        for o in d.operators
+        if block_of(d, o) is None and not o.parameters and _holds_several(d, o.name)
     }
     groups: list[tuple[str, list[int]]] = []
     ends: list[int] = []  # of the last link
     waiting: list[int] = []  # operators without parameters before their link
-    has_blocks, seen_block, previous = bool(d.blocks), False, None
+    has_blocks, seen_block, previous = bool(_blocks(d)), False, None
     for i, o in enumerate(d.operators):
+        block = block_of(d, o)
         if o.name in around:
             ends.append(i)
-        elif o.block is not None:
-            if previous != o.block:
-                groups.append((o.block, waiting))
+        elif block is not None:
+            if previous != block:
+                groups.append((block, waiting))
                 waiting = []
             groups[-1][1].append(i)
             seen_block = True
@@ -154,7 +162,7 @@ def _links(d: ModelDescription) -> tuple[Link, ...]:
             groups.append((o.name, [*waiting, i]))
             waiting = []
         if o.name not in around:
-            previous = o.block
+            previous = block
     if not groups:
         groups.append((d.name, []))
     groups[-1][1].extend([*ends, *waiting])
@@ -169,9 +177,16 @@ def _links(d: ModelDescription) -> tuple[Link, ...]:
 
 def _holds_several(d: ModelDescription, module: str) -> bool:
     """Whether a module holds more than one block, or, in a model without blocks, everything."""
-    if not d.blocks:
-        return module == ""
-    return sum(is_in(b.name, module) and b.name != module for b in d.blocks) > 1 or module == ""
+    return sum(is_in(b, module) and b != module for b in _blocks(d)) > 1 or module == ""
+
+
+def _blocks(d: ModelDescription) -> tuple[str, ...]:
+    return (*(b.name for b in d.blocks), *d.blocks_changing_inputs)
+
+
+def block_of(d: ModelDescription, o: Operator) -> str | None:
+    """The block that the operator is in, also one that changes its inputs, which is no block to recompute."""
+    return o.block or next((b for b in d.blocks_changing_inputs if is_in(o.name, b)), None)
 
 
 def _reads(o: Operator | None) -> int:

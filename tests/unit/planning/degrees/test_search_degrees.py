@@ -46,6 +46,17 @@ def test_plans_of_one_mode_verify_as_searched_ones_do(memory: str, stages: int, 
     assert osdp.verify(plan) == ""
 
 
+def test_blocks_that_change_their_inputs_are_not_cut() -> None:
+    """A model of transformers that is described with its cache: half a layer is no stage, since a residual passes by."""
+    whole = gpt(3, 64)
+    operators = tuple(dataclasses.replace(o, block=None) for o in whole.operators)
+    names = tuple(b.name for b in whole.blocks)
+    cached = dataclasses.replace(whole, operators=operators, blocks=(), blocks_changing_inputs=names)
+    chains = [Chain(with_end_last(d)) for d in (whole, cached)]
+    assert [link.operators for link in chains[1].links] == [link.operators for link in chains[0].links]
+    assert chains[1].stage(1, 3).blocks_changing_inputs == names[:2]
+
+
 def test_with_more_means_nothing_is_slower() -> None:
     for memory in ("2500KiB", "4MiB"):
         plan = searched(memory=memory)

@@ -1,0 +1,123 @@
+"""What stands in for the modules of other stages: Note [A model cut to one stage] in stage_module.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from osdp.errors import ShardingError
+from osdp.parallel.crossing import Crossing
+from osdp.parallel.elsewhere import Elsewhere
+from osdp.parallel.split_outputs import SplitOutputs
+
+_PLAIN = (bool, int, float, str, torch.dtype, torch.Size, type(None))
+
+
+class Passing:
+    """What passes through a stage in the forward that runs, and what was seen in the first step."""
+
+    def __init__(self, stage: int) -> None:
+        self.stage = stage
+        self.received: Tensor | None = None
+        self.captured: Tensor | None = None
+        self.looks = True  # during the first step
+        self.entered: Crossing | None = None
+        self.left: Crossing | None = None
+        self.begun = stage == 0  # whether the stage's first module has been called
+        # Until the first step's end: where tensor parallelism divides modules, and Note [What depends on other stages].
+        self.cuts: SplitOutputs | None = None
+        self.elsewhere: Elsewhere | None = None
+
+    @property
+    def here(self) -> bool:
+        """Whether forward is between the stage's first module and the next stage's."""
+        return self.begun and self.captured is None
+
+    def over(self) -> None:
+        self.received = self.captured = None
+        self.begun = self.stage == 0
+
+    def nothing(self, name: str) -> Tensor:
+        """Note [A model cut to one stage]."""
+        like = self.captured if self.captured is not None else self.received
+        if like is None:
+            raise ShardingError(
+                f"stage {self.stage} of the pipeline calls a module of a later stage before the one where that begins: "
+                "the model's forward does not run its modules in the order that the plan has"
+            )
+        # In memory of its own, since forward may add to it in place.
+        return self._of(name, torch.full_like(like.detach(), float("nan")))
+
+    def no_values(self, name: str, parameter: Tensor) -> Tensor:
+        """NaN in the parameter's shape, in the memory of one element."""
+        return self._of(name, torch.full((), float("nan"), dtype=parameter.dtype).expand(parameter.shape))
+
+    def _of(self, name: str, nothing: Tensor) -> Tensor:
+        if self.elsewhere is not None:
+            self.elsewhere.mark(nothing, name)
+        return nothing
+
+
+class StandIn(nn.Module):
+    """In place of a module of another stage, `name`. `begins`: the first of the next stage.
+
+    It has the numbers and words among the module's attributes, and NaN in the shape of its parameters: forward may ask for
+    `self.layers[0].size`, or for the dtype of a weight.
+    """
+
+    def __init__(self, passing: Passing, begins: bool, name: str, module: nn.Module) -> None:
+        super().__init__()
+        self._passing, self._begins, self._name = passing, begins, name
+        shown = {k: v for k, v in vars(module).items() if k == "config" or isinstance(v, _PLAIN)}
+        shown |= {k: passing.no_values(name, p) for k, p in module._parameters.items() if p is not None}
+        for key, child in module._modules.items():
+            if child is not None:
+                shown[key] = StandIn(passing, False, f"{name}.{key}", child)
+        # Not registered: nothing of it is the stage's.
+        self.__dict__ |= {k: v for k, v in shown.items() if k not in self.__dict__}
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        passing = self._passing
+        if self._begins and passing.captured is None:
+            at = first_tensor(args, kwargs, f"stage {passing.stage + 1}")
+            found = kwargs[at] if at in kwargs else args[int(at)]
+            if not found.is_floating_point():
+                raise ShardingError(
+                    f"a {found.dtype} tensor would pass from stage {passing.stage} to the next"
+                )
+            passing.captured = found
+            if passing.looks:
+                passing.left = Crossing.of(args, kwargs, at)
+        return passing.nothing(self._name)
+
+    def __getitem__(self, index: int) -> StandIn:
+        """Of an nn.Sequential, through which forward may also go."""
+        if isinstance(found := vars(self).get(str(index)), StandIn):
+            return found
+        raise IndexError(index)
+
+
+class WhileHere:
+    """Replaces the forward of a module without parameters, which may be called in several stages (a pooling, an activation):
+    each computes what is its own."""
+
+    def __init__(self, forward: Callable[..., Any], passing: Passing, name: str) -> None:
+        self._forward, self._passing, self._name = forward, passing, name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._passing.here:
+            return self._forward(*args, **kwargs)
+        elsewhere = self._passing.elsewhere
+        source = elsewhere.source((args, kwargs)) if elsewhere is not None else ""
+        return self._passing.nothing(source or self._name)
+
+
+def first_tensor(args: Sequence[Any], kwargs: Mapping[str, Any], stage: str) -> str:
+    """The position, or the name, of the first tensor among arguments."""
+    for name, value in [*((str(i), a) for i, a in enumerate(args)), *kwargs.items()]:
+        if isinstance(value, Tensor):
+            return name
+    raise ShardingError(f"the first module of {stage} of the pipeline is called without a tensor")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 
 from osdp.errors import DisagreementError, InvalidProblemError, PlanMismatchError, ProcessGroupError
 from osdp.fsdp.composable import fully_shard
@@ -19,6 +19,7 @@ from osdp.parallel.first_values import check_values, take_first
 from osdp.parallel.owners import Owners
 from osdp.parallel.pipeline import Pipeline
 from osdp.parallel.split_outputs import SplitOutputs
+from osdp.parallel.stage import Stage
 from osdp.parallel.stage_module import check_entries, cut_to_stage
 from osdp.parallel.tensor_styles import check_styles, parallelize_stage
 from osdp.plan.parallel_plan import ParallelPlan
@@ -96,7 +97,7 @@ def parallelize(
         runtime_of(model).pipeline = dist.group.WORLD
         size = plan.data_parallel * plan.tensor_parallel
         together.name_ranks([f"rank {rank} (stage {rank // size})" for rank in range(plan.world_size)])
-    made = PipelineStage(model, stage, len(plan.stages), device, group=mesh["pp"].get_group())
+    made = Stage(model, stage, len(plan.stages), device, group=mesh["pp"].get_group())
     # torch has no 1F1B for fewer micro-batches than stages; the search plays GPipe then, too.
     kind = _SCHEDULES[plan.schedule] if plan.micro_batches >= len(plan.stages) else ScheduleGPipe
     # torch would divide `.grad` after each step, and so what earlier steps accumulated there.

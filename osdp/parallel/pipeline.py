@@ -42,6 +42,7 @@ class Pipeline:
         self.mesh = mesh  # dimensions "pp", "dp", "tp"
         self.schedule = schedule  # torch's: its `step` is what `step` here calls
         self._passing = passing
+        self._shapes: list[torch.Size] | None = None  # of the inputs of the step before
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Those of this rank's stage, for an optimizer."""
@@ -70,6 +71,7 @@ class Pipeline:
         [The end of a pipeline] in osdp/parallel/ending.py.
         """
         self._check_samples((*args, target, *kwargs.values()))
+        self._look_at_shapes([v.shape for v in (*args, *kwargs.values()) if isinstance(v, Tensor)])
         if not self.first:
             kwargs |= {f"{INPUT}{i}": value for i, value in enumerate(args)}
             args = ()
@@ -113,6 +115,15 @@ class Pipeline:
                     f"the plan has {samples} samples a step for each replica ({self.plan.micro_batches} micro-batches of "
                     f"{self.plan.micro_batch_size}), but a tensor with {value.shape[0]} was passed"
                 )
+
+    def _look_at_shapes(self, shapes: list[torch.Size]) -> None:
+        """Where sequences have another length, have torch's stages learn anew what passes: they would receive it into memory
+        of the former shape, with what was there before."""
+        if self._shapes is not None and shapes != self._shapes:
+            for name in ("_stage_initialized", "_stage_forward_initialized", "_stage_backward_initialized"):
+                if hasattr(self.schedule, name):
+                    setattr(self.schedule, name, False)
+        self._shapes = shapes
 
     def _random_state(self) -> str:
         """A digest of the device's random generator, in the first step under tensor parallelism."""

@@ -1,0 +1,53 @@
+"""Steps of a pipeline that are not alike, and buffers of its stages: losses, weights and buffers are one process's."""
+
+from __future__ import annotations
+
+import torch
+from harness import Member
+from support.pair import close
+from test_parallelize import SAMPLES, Block, Net, batch, loss_of, plan_for
+from torch import Tensor, nn
+
+import osdp
+
+
+class Counted(Block):
+    """Keeps a mean of its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        with torch.no_grad():
+            self.mean.lerp_(x.detach().mean(), 0.5)
+        return super().forward(x, bias) * (1 + self.mean.detach().clone())
+
+
+class Learning(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Counted() for _ in self.blocks)
+
+
+def trains(me: Member) -> None:
+    torch.manual_seed(0)
+    model, whole = Learning().double(), Learning().double()
+    whole.load_state_dict(model.state_dict())
+    plan = me.once(lambda: plan_for(model, 1, 4, me.world, batch_size=SAMPLES))
+    pipe = osdp.parallelize(model, plan, loss_of)
+    optimizers = [torch.optim.SGD(p, lr=0.5) for p in (pipe.parameters(), whole.parameters())]
+    for step, length in enumerate((5, 3, 6)):
+        tokens, targets = (t[:, :length] for t in batch(step))
+        found, wanted = pipe.step(tokens, target=targets), loss_of(whole(tokens), targets)
+        torch.testing.assert_close(found.double(), wanted.detach(), rtol=1e-6, atol=0)
+        wanted.backward()
+        for optimizer in optimizers:
+            optimizer.step(), optimizer.zero_grad()
+    all_of_it = whole.state_dict()
+    for name, value in pipe.module.state_dict().items():
+        close(value, all_of_it[name], 1e-12, name)
+
+
+def test_sequences_of_other_lengths_and_buffers(ranks):
+    ranks(trains, world=4)

@@ -8,8 +8,9 @@ GPT with tensor x pipeline x data of 1 x 1 x 4, 2 x 1 x 2, 1 x 2 x 2, 2 x 2 x 1 
 with ample memory, under a limit that is a fifth below what that plan holds (or as near to it as is feasible), and, where
 there are several replicas, with FULL_SHARD alone, gathered in every micro-batch. Before each plan and after it the model
 without parallelism takes steps on every rank: `now` is the prediction on a machine that is as fast as it was then, `error`
-its error. What travels between hosts keeps its speed. Peaks are of each stage's live heap (heap_peak.c), over what the process held before the model; a plan's error is
-that of its worst stage. `auto` are the degrees that the search returns on this machine when it is free.
+its error. What travels between hosts keeps its speed. Peaks are of each stage's live heap (heap_peak.c), over what the
+process held before the model; a plan's error is that of its worst stage. `auto` are the degrees that the search returns
+on this machine when it is free.
 
 Last, a model whose head is as large as several blocks is trained in two stages of one rank each (more ranks than cores
 would take turns, and no rank wait), with the search's cut and with equally many blocks in both, in turns. Each part is

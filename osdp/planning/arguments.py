@@ -39,7 +39,7 @@ def batches_of(batch_size: int | str, global_batch_size: int | None, ranks: int)
     else:
         size = integer(batch_size, "batch_size")
         if not 1 <= size <= 2**30:
-            raise InvalidProblemError(f"batch_size is {size}; it must be at least 1")
+            raise InvalidProblemError(f"batch_size is {size}; it must be between 1 and 2**30")
     if global_batch_size is None:
         return [] if size is None else [(size, 1)]
     whole = integer(global_batch_size, "global_batch_size")

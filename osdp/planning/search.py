@@ -216,7 +216,7 @@ def search(
     if at_least is not None and not 0 < at_least < 1e15:
         raise InvalidProblemError(f"at_least must be a positive number of samples/s, got {at_least}")
     check_time_limit(time_limit)
-    degrees = degrees_asked(tensor_parallel, pipeline_parallel, tp_plan)
+    degrees = degrees_asked(tensor_parallel, pipeline_parallel, tp_plan, schedule)
     if isinstance(gap, bool) or not 0 <= gap < 1:
         raise InvalidProblemError(f"gap must be at least 0 and less than 1, got {gap}")
     machine = this_machine(model_or_desc, sample) if hardware == THIS_MACHINE else machine_of(hardware)

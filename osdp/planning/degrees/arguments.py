@@ -16,12 +16,19 @@ from osdp.planning.search_problem import SearchProblem
 AUTO = "auto"
 
 
-def degrees_asked(tensor: int | str | None, pipeline: int | str | None, tp_plan: object) -> bool:
+def degrees_asked(
+    tensor: int | str | None, pipeline: int | str | None, tp_plan: object, schedule: str
+) -> bool:
     """Whether the search also decides, or has, degrees."""
+    one_of("schedule", schedule, (AUTO, *SCHEDULES))
     if tensor is None and pipeline is None:
         if tp_plan is not None:
             raise InvalidProblemError(
                 "tp_plan is given, but tensor_parallel is not: set it to 'auto' or a number of ranks"
+            )
+        if schedule != AUTO:
+            raise InvalidProblemError(
+                "schedule is given, but pipeline_parallel is not: set it to 'auto' or a number of stages"
             )
         return False
     return True
@@ -41,7 +48,6 @@ def searched_degrees(
     naming the one that makes no sense."""
     if problem.cost != "osdp" or problem.searched.objective != "throughput":
         raise InvalidProblemError("degrees are searched with cost='osdp' and objective='throughput' only")
-    one_of("schedule", schedule, (AUTO, *SCHEDULES))
     global_batch_size, ranks, hosts = (
         problem.searched.global_batch_size,
         problem.ranks,

@@ -89,7 +89,10 @@ def test_no_batch_is_the_best_of_a_model_that_keeps_nothing():
         # Each host has one rank: nothing to shard inside a host.
         ({"modes": "HYBRID_SHARD", "hosts": 4}, "'h.0.fc' can be sharded in none of the modes"),
         ({"granularity": tuple(range(1, 1025))}, "ways to shard it"),
-        ({"batch_size": 2**31}, "batch_size is 2147483648"),
+        ({"batch_size": 2**31}, r"batch_size is 2147483648; it must be between 1 and 2\*\*30"),
+        # It was ignored: the plan has no stages.
+        ({"schedule": "gpipe"}, "schedule is given, but pipeline_parallel is not"),
+        ({"schedule": "GPipe"}, "schedule must be one of"),
         ({"global_batch_size": 2**41}, "global_batch_size is"),
     ],
 )

@@ -48,8 +48,11 @@ def parse_bytes(value: int | float | str) -> int:
     return size
 
 
-def format_bytes(size: int | float) -> str:
-    """`size` bytes in readable form, in units of 1024 with three digits: 8589934592 -> "8.00 GiB"."""
+def format_bytes(size: int | float, *, up: bool = False) -> str:
+    """`size` bytes in readable form, in units of 1024 with three digits: 8589934592 -> "8.00 GiB".
+
+    `up`: rounded up, so that a limit that is typed from it is not below `size`.
+    """
     amount, sign = abs(float(size)), "-" if size < 0 else ""
     if amount < 1024:
         return f"{sign}{amount:.0f} B"
@@ -57,5 +60,13 @@ def format_bytes(size: int | float) -> str:
         amount /= 1024
         if amount < 999.5 or unit == "PiB":
             digits = 2 if amount < 9.995 else 1 if amount < 99.95 else 0
+            if up:
+                amount = math.ceil(amount * 10**digits) / 10**digits
             return f"{sign}{amount:.{digits}f} {unit}"
     raise AssertionError("unreachable")
+
+
+def format_limits(limit: int, least: int) -> tuple[str, str]:
+    """A limit, and the smallest one that fits, which is above it: in bytes where they would look alike."""
+    shown = format_bytes(limit), format_bytes(least, up=True)
+    return shown if shown[0] != shown[1] else (f"{limit:,} bytes", f"{least:,} bytes")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from time import monotonic
 
 from osdp import _search
-from osdp.base.byte_sizes import format_bytes
+from osdp.base.byte_sizes import format_bytes, format_limits
 from osdp.base.progress import Progress
 from osdp.errors import InfeasibleError
 from osdp.plan.plan import Plan
@@ -95,12 +95,13 @@ def _nothing_fits(
         searched, wish = wishes[1]
         answer = exact.planner.any_plan(wish)
     nearest = plan_of(searched, answer)
+    asked, fits = format_limits(limit, least)
     return InfeasibleError(
         (
-            f"no plan that fits {format_bytes(limit)} was found in {problem.searched.time_limit_s:g} s: allow a larger "
-            f"time_limit; the smallest that was found fits {format_bytes(least)}: "
+            f"no plan that fits {asked} was found in {problem.searched.time_limit_s:g} s: allow a larger "
+            f"time_limit; the smallest that was found fits {fits}: "
             if out_of_time and problem.searched.time_limit_s is not None
-            else f"no plan fits {format_bytes(limit)}; the smallest that fits is {format_bytes(least)}: "
+            else f"no plan fits {asked}; the smallest that fits is {fits}: "
         )
         + _summary(nearest)
         + _not_recomputed(problem)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from osdp import _search
-from osdp.base.byte_sizes import format_bytes
+from osdp.base.byte_sizes import format_bytes, format_limits
 from osdp.errors import InfeasibleError, InvalidProblemError
 from osdp.plan.parallel_plan import SCHEDULES, ParallelPlan, RuledOut, StagePlan
 from osdp.planning.degrees.alternatives import Alternatives
@@ -260,9 +260,10 @@ def _nothing_fits(search: Search) -> InfeasibleError:
     pipelines, cut = min(moved, key=lambda m: m[1].peak_bytes)
     least = min(cut, pipelines.searched(cut.cuts, QUICK, 0), key=lambda c: c.peak_bytes)  # slices hold less
     d, m = pipelines.candidate.degrees, pipelines.candidate.batch
+    asked, fits = format_limits(search.limit_bytes, least.peak_bytes)
     return InfeasibleError(
-        f"no degrees fit {format_bytes(search.limit_bytes)}; the smallest limit found is "
-        f"{format_bytes(least.peak_bytes)}: tensor {d.tensor}, pipeline {d.pipeline}, data {d.data} and micro-batches of "
+        f"no degrees fit {asked}; the smallest limit found is "
+        f"{fits}: tensor {d.tensor}, pipeline {d.pipeline}, data {d.data} and micro-batches of "
         f"{m}, where {_over(least)}. Give each rank more memory, or the job more ranks",
         least.peak_bytes,
     )

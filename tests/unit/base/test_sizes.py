@@ -1,6 +1,6 @@
 import pytest
 
-from osdp.base.byte_sizes import format_bytes, parse_bytes
+from osdp.base.byte_sizes import format_bytes, format_limits, parse_bytes
 from osdp.base.numbers import format_rate
 from osdp.errors import InvalidProblemError
 
@@ -80,3 +80,12 @@ def test_sizes_for_people(size: int, text: str) -> None:
 
 def test_throughput_has_no_exponent() -> None:
     assert [format_rate(x) for x in (0.5, 441.53, 1234.5, 52104.2)] == ["0.5", "441.5", "1,234", "52,104"]
+
+
+@pytest.mark.parametrize(
+    "least", [8 * 2**30, 8 * 2**30 + 1, 2**30 + 2**22, 999 * 2**20 + 2**19, 10**12, 1000]
+)
+def test_the_smallest_limit_can_be_typed_from_its_message(least: int) -> None:
+    asked, fits = format_limits(least - 1, least)
+    assert asked != fits
+    assert parse_bytes(fits.replace(",", "").replace("bytes", "B")) >= least

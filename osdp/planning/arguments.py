@@ -91,8 +91,12 @@ def this_machine(model: nn.Module | ModelDescription, sample: Sample) -> Hardwar
 def machine_of(hardware: Hardware | str | os.PathLike[str] | None) -> Hardware:
     if isinstance(hardware, Hardware):
         return check_hardware(hardware)
-    if hardware is not None:
+    if isinstance(hardware, (str, os.PathLike)):
         return Hardware.load(hardware)
+    if hardware is not None:
+        raise InvalidProblemError(
+            f"hardware={hardware!r}: give the name of a shipped machine ('h100-8'), a file, or osdp.profile's result"
+        )
     # The machine is unknown: any speeds will do, but the memory limit may be meant for tensors on a CPU.
     return dataclasses.replace(Hardware.load(DEFAULT_HARDWARE), device_memory=DeviceMemory())
 

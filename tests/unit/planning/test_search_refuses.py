@@ -93,6 +93,7 @@ def test_no_batch_is_the_best_of_a_model_that_keeps_nothing():
         # It was ignored: the plan has no stages.
         ({"schedule": "gpipe"}, "schedule is given, but pipeline_parallel is not"),
         ({"schedule": "GPipe"}, "schedule must be one of"),
+        ({"hardware": 3}, "hardware=3: give the name of a shipped machine"),
         ({"global_batch_size": 2**41}, "global_batch_size is"),
     ],
 )

@@ -57,13 +57,12 @@ def local_parts(model: nn.Module) -> Iterator[None]:
     parts: dict[int, Tensor] = {}
     for module in model.modules():
         for key, buffer in module._buffers.items():
-            if (
-                isinstance(buffer, DTensor) and key in module._non_persistent_buffers_set
-            ):  # others are refused, too
-                layout = layout_of(buffer)
-                if layout is not None and not why_unsupported(layout):
-                    part = parts.setdefault(id(buffer), buffer._local_tensor.detach())
-                    buffers.append((module, key, buffer, part))
+            if not isinstance(buffer, DTensor) or key not in module._non_persistent_buffers_set:
+                continue  # DTensors among them are refused, too
+            layout = layout_of(buffer)
+            if layout is not None and not why_unsupported(layout):
+                part = parts.setdefault(id(buffer), buffer._local_tensor.detach())
+                buffers.append((module, key, buffer, part))
     for module, key, _, part in buffers:
         module._buffers[key] = part
     done = False

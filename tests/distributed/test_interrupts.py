@@ -98,7 +98,9 @@ def test_an_interrupt_while_waiting_for_a_late_rank(tmp_path, where, mode):
 
 # --- memory that runs out
 
-WIDTH = 3072  # 36 MiB a layer: above what malloc keeps to itself when it is freed
+# 81 MiB a layer: malloc maps it on its own and gives it back when it is freed, and it does not fit into the 64 MiB of
+# address space that malloc reserves for a thread, where it looks once nothing can be mapped.
+WIDTH = 4608
 MIB = 2**20
 UNIT_MIB = WIDTH * WIDTH * 4 // MIB
 

@@ -1,14 +1,14 @@
 """How true the predicted step time is: profiled, predicted and measured in turns, the bare model beside.
 
-    python benchmarks/prediction.py [--plans modes|ahead] [--rounds 5] [--steps 10] [--ranks 2]
+    python benchmarks/prediction.py [--plans modes|ahead|hosts] [--rounds 5] [--steps 10] [--ranks 2]
         [--hosts 2 --rate 1gbit] [--json FILE]
 
-The GPT of benchmarks/step.py under single modes and a searched mixture; or with everything sharded and recomputed, and units
-gathered 1 to 8 ahead (`prefetch`) or as the search decides. In every round the machine is profiled anew, each
-plan's step is played on that profile, and the plans and the bare model (every rank by itself, without communication)
-take their steps in turn. Printed are medians over rounds of the error, and of the error where both sides are divided
-by the bare model's step: predicted by its profile, measured in the same turn. The second is less disturbed by other work
-on the machine, which changes from minute to minute.
+The GPT of benchmarks/step.py under single modes and a searched mixture; under those that shard over several hosts; or with
+everything sharded and recomputed, and units gathered 1 to 8 ahead (`prefetch`) or as the search decides. In every round the
+machine is profiled anew, each plan's step is played on that profile, and the plans and the bare model (every rank by
+itself, without communication) take their steps in turn. Printed are medians over rounds of the error, and of the error
+where both sides are divided by the bare model's step: predicted by its profile, measured in the same turn. The second is
+less disturbed by other work on the machine, which changes from minute to minute.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from support.launch import as_rank, run_ranks
 BARE = "bare model"
 
 
-def measure(which: str, rounds: str, steps: str) -> dict[str, Any]:
+def measure(which: str, rounds: str, steps: str, hosts: str) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
     from support.gpt import batch, make_gpt
@@ -39,7 +39,7 @@ def measure(which: str, rounds: str, steps: str) -> dict[str, Any]:
     bare = make_gpt()[0]
     description = osdp.describe(bare, *sample)
     hardware = osdp.profile(bare, *sample, seconds=6)
-    plans = (ahead if which == "ahead" else modes)(description, hardware, sample[0].shape[0])
+    plans = {"ahead": ahead, "hosts": by_hosts}.get(which, modes)(description, hardware, sample[0].shape[0])
     models = {BARE: bare, **{n: osdp.fully_shard(make_gpt()[0], p) for n, p in plans.items()}}
     optimizers = {
         n: torch.optim.AdamW(m.parameters(), lr=1e-3, fused=True) for n, m in models.items() if n != BARE
@@ -66,7 +66,7 @@ def measure(which: str, rounds: str, steps: str) -> dict[str, Any]:
                 times[name].append(step_s(name))
         row = {BARE: {"predicted_s": compute, "measured_s": median(times[BARE])}}
         for name, plan in plans.items():
-            played = plan.simulate(hardware, dist.get_world_size())
+            played = plan.simulate(hardware, dist.get_world_size(), hosts=int(hosts))
             row[name] = {
                 "predicted_s": played.step_time_s,
                 "measured_s": median(times[name]),
@@ -83,6 +83,14 @@ def modes(description: Any, hardware: Any, batch_size: int) -> dict[str, Any]:
     plans = {m: osdp.Plan.uniform(description, m) for m in ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD")}
     plans = {name: replace(plan, batch_size=batch_size) for name, plan in plans.items()}
     return plans | {"searched": searched(description, hardware, batch_size)}
+
+
+def by_hosts(description: Any, hardware: Any, batch_size: int) -> dict[str, Any]:
+    import osdp
+
+    modes = ("FULL_SHARD", "FULL_SHARD_HIERARCHICAL", "FULL_SHARD_HPZ", "HYBRID_SHARD")
+    plans = {mode: osdp.Plan.uniform(description, mode) for mode in modes}
+    return {name: replace(plan, batch_size=batch_size) for name, plan in plans.items()}
 
 
 def ahead(description: Any, hardware: Any, batch_size: int) -> dict[str, Any]:
@@ -118,7 +126,7 @@ def errors(rows: list[dict[str, Any]], name: str) -> tuple[float, float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--plans", choices=("modes", "ahead"), default="modes")
+    parser.add_argument("--plans", choices=("modes", "ahead", "hosts"), default="modes")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--ranks", type=int, default=2)
@@ -129,7 +137,7 @@ def main() -> int:
     given = parser.parse_args()
     found = run_ranks(
         __file__,
-        [given.plans, str(given.rounds), str(given.steps)],
+        [given.plans, str(given.rounds), str(given.steps), str(given.hosts)],
         given.ranks,
         hosts=given.hosts,
         rate=given.rate,

@@ -15,7 +15,9 @@ enum class Mode : int {
   FullShard = 2,
   HybridShard = 3,
   FullShardOffload = 4,
-  HybridShardOffload = 5
+  HybridShardOffload = 5,
+  FullShardHierarchical = 6,
+  FullShardHpz = 7
 };
 
 struct ModeTraits {
@@ -26,16 +28,23 @@ struct ModeTraits {
   bool inside_hosts;  // sharded over the ranks of one host, with a copy on every host
   bool sliced;        // weights may be computed in slices
   bool on_host;       // a rank's part rests in host memory: runtime/store/offload.hpp
+  bool by_hosts;      // sharded over all ranks; gathered between hosts, then inside: comm/two_level.hpp
+  bool second;        // what was gathered between hosts for the forward stays until the backward
 };
 
-inline constexpr std::array<ModeTraits, 6> kModes{{
-    {Mode::NoShard, "NO_SHARD", false, false, false, false, false},
-    {Mode::ShardGradOp, "SHARD_GRAD_OP", true, true, false, false, false},
-    {Mode::FullShard, "FULL_SHARD", true, false, false, true, false},
-    {Mode::HybridShard, "HYBRID_SHARD", true, false, true, false, false},
-    {Mode::FullShardOffload, "FULL_SHARD_OFFLOAD", true, false, false, false, true},
-    {Mode::HybridShardOffload, "HYBRID_SHARD_OFFLOAD", true, false, true, false, true},
+inline constexpr std::array<ModeTraits, 8> kModes{{
+    {Mode::NoShard, "NO_SHARD", false, false, false, false, false, false, false},
+    {Mode::ShardGradOp, "SHARD_GRAD_OP", true, true, false, false, false, false, false},
+    {Mode::FullShard, "FULL_SHARD", true, false, false, true, false, false, false},
+    {Mode::HybridShard, "HYBRID_SHARD", true, false, true, false, false, false, false},
+    {Mode::FullShardOffload, "FULL_SHARD_OFFLOAD", true, false, false, false, true, false, false},
+    {Mode::HybridShardOffload, "HYBRID_SHARD_OFFLOAD", true, false, true, false, true, false, false},
+    {Mode::FullShardHierarchical, "FULL_SHARD_HIERARCHICAL", true, false, false, false, false, true, false},
+    {Mode::FullShardHpz, "FULL_SHARD_HPZ", true, false, false, false, false, true, true},
 }};
+
+// Whether gradients are reduced inside hosts first, and then between them, on a lane of its own.
+constexpr bool reduced_between(const ModeTraits& mode) { return mode.inside_hosts || mode.by_hosts; }
 
 constexpr const ModeTraits& traits(Mode mode) { return kModes[static_cast<size_t>(mode)]; }
 

@@ -73,11 +73,15 @@ class InvalidProblem(ValueError):
 
 class ModeTraits:
     @property
+    def by_hosts(self) -> bool: ...
+    @property
     def inside_hosts(self) -> bool: ...
     @property
     def kept(self) -> bool: ...
     @property
     def on_host(self) -> bool: ...
+    @property
+    def second(self) -> bool: ...
     @property
     def sharded(self) -> bool: ...
     @property
@@ -939,6 +943,8 @@ MODES: tuple = (
     "HYBRID_SHARD",
     "FULL_SHARD_OFFLOAD",
     "HYBRID_SHARD_OFFLOAD",
+    "FULL_SHARD_HIERARCHICAL",
+    "FULL_SHARD_HPZ",
 )
 MOST_BATCH: int = 65536
 OBJECTIVES: tuple = ("throughput", "memory", "batch")

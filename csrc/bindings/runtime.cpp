@@ -25,8 +25,10 @@ using Release = py::call_guard<py::gil_scoped_release>;
 RuntimePtr make_runtime(const std::string& group, const at::Device& device, std::vector<rt::ParamSpec> params,
                         std::vector<rt::UnitSpec> units, int64_t model, const std::string& shard_group,
                         const std::string& replicate_group, bool backend_memory,
-                        const std::string& reductions_group, const std::string& shard_reductions_group) {
-  const rt::Groups groups{group, shard_group, replicate_group, reductions_group, shard_reductions_group};
+                        const std::string& reductions_group, const std::string& shard_reductions_group,
+                        const std::string& between_group) {
+  const rt::Groups groups{
+      group, shard_group, replicate_group, reductions_group, shard_reductions_group, between_group};
   auto runtime = std::make_shared<rt::Runtime>(groups, device, std::move(params), std::move(units), model,
                                                backend_memory);
   runtime->install();
@@ -112,7 +114,7 @@ void bind_runtime(py::module_& m) {
       .def(py::init(&make_runtime), py::arg("group"), py::arg("device"), py::arg("params"), py::arg("units"),
            py::arg("model"), py::arg("shard_group") = "", py::arg("replicate_group") = "",
            py::arg("backend_memory") = false, py::arg("reductions_group") = "",
-           py::arg("shard_reductions_group") = "", Release())
+           py::arg("shard_reductions_group") = "", py::arg("between_group") = "", Release())
       .def_property_readonly("rank", &rt::Runtime::rank)
       .def_property_readonly(
           "rank_name", &rt::Runtime::rank_name,

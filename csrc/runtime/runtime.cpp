@@ -46,6 +46,16 @@ Arena arena_of(const std::vector<ParamSpec>& params, const std::vector<UnitSpec>
   return arena;
 }
 
+// Gathers over all ranks that go between hosts, then inside; `everyone` if there is no group for it.
+ShardGroups in_two_levels(const Groups& groups, const ShardGroups& everyone, const ShardGroups& hybrid,
+                          comm::Lane& lane, at::Device device) {
+  if (groups.between.empty()) return everyone;
+  std::shared_ptr<comm::Collectives> column = comm::Collectives::over(lane, groups.between, device);
+  if (hybrid.shard->memory()) column->use_memory();
+  auto levels = std::make_shared<comm::TwoLevel>(*everyone.shard, hybrid.shard, std::move(column));
+  return {.shard = levels, .reduce = hybrid.reduce, .replicate = nullptr, .levels = levels};
+}
+
 }  // namespace
 
 Runtime::Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec> params,
@@ -61,8 +71,9 @@ Runtime::Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec>
       hybrid_reducer_(reducer_between_lines(groups, hybrid_, device)),
       device_(device),
       arena_(arena_of(params, units, everyone_, hybrid_, device, backend_memory)),
+      two_level_(in_two_levels(groups, everyone_, hybrid_, *lane_, device)),
       step_{.rank = rank(), .health = lane_->health(), .alone = alone()},
-      shards_(std::move(params), units, everyone_, hybrid_, model),
+      shards_(std::move(params), units, everyone_, hybrid_, two_level_, model),
       views_(shards_, step_, [this](Parameter& p) { install_gradient_hooks(backward_.handle(), p); }),
       stack_(lane_->health()),
       buckets_(reductions_lane_, everyone_.reduce, step_, model),
@@ -200,7 +211,9 @@ void Runtime::reset_statistics() {
 
 int64_t Runtime::sent_bytes() const {
   int64_t sum = everyone_.shard->sent_bytes();
-  if (hybrid_.replicate) sum += hybrid_.shard->sent_bytes() + hybrid_.replicate->sent_bytes();
+  if (hybrid_.replicate) sum += hybrid_.replicate->sent_bytes();
+  if (hybrid_.shard != everyone_.shard) sum += hybrid_.shard->sent_bytes();
+  if (two_level_.levels) sum += two_level_.levels->sent_between();
   return sum;
 }
 

@@ -111,6 +111,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   const std::shared_ptr<HybridReducer> hybrid_reducer_;  // null where nothing is HYBRID_SHARD
   const at::Device device_;                              // that runs the computation
   Arena arena_;
+  const ShardGroups two_level_;  // FULL_SHARD_HIERARCHICAL, FULL_SHARD_HPZ: the ranks of everyone_
   StepState step_;
   ModelShards shards_;
   ParamViews views_;

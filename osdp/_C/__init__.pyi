@@ -236,9 +236,15 @@ class Mode:
       FULL_SHARD_OFFLOAD
 
       HYBRID_SHARD_OFFLOAD
+
+      FULL_SHARD_HIERARCHICAL
+
+      FULL_SHARD_HPZ
     """
 
     FULL_SHARD: typing.ClassVar[Mode]
+    FULL_SHARD_HIERARCHICAL: typing.ClassVar[Mode]
+    FULL_SHARD_HPZ: typing.ClassVar[Mode]
     FULL_SHARD_OFFLOAD: typing.ClassVar[Mode]
     HYBRID_SHARD: typing.ClassVar[Mode]
     HYBRID_SHARD_OFFLOAD: typing.ClassVar[Mode]
@@ -337,6 +343,7 @@ class Runtime:
         backend_memory: bool = False,
         reductions_group: str = "",
         shard_reductions_group: str = "",
+        between_group: str = "",
     ) -> None: ...
     def add_call(
         self,

@@ -26,6 +26,7 @@ from osdp.base.warned import warn
 from osdp.errors import InvalidProblemError, ShardingError
 from osdp.fsdp.new_dtypes import take_new_dtypes
 from osdp.fsdp.pipelining import from_schedule, refuse_split_backward, state_of, staying
+from osdp.plan.plan_fields import parameters_with
 from osdp.sharding.dtensor_parameters import as_rows
 from osdp.sharding.forward_methods import part_of, register_forward_method
 from osdp.sharding.nested_models import with_parts
@@ -188,7 +189,8 @@ class FSDPModule(nn.Module):
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
         """Accepted without effect where HYBRID_SHARD is not used; with it, False raises ShardingError."""
         _, sharded, _ = part_of(self)
-        if not requires_all_reduce and sharded.grid is not None and len(sharded.grid.lines) > 1:
+        lines = () if sharded.grid is None else sharded.grid.lines
+        if not requires_all_reduce and len(lines) > 1 and parameters_with(sharded.plan, "inside_hosts"):
             raise ShardingError(
                 "set_requires_all_reduce(False) is not supported: accumulate with "
                 "set_requires_gradient_sync(False)"

@@ -19,12 +19,13 @@ RECOMPUTE = _search.RECOMPUTES[1:]
 class Choice:
     """How one operator is sharded.
 
-    `mode` is NO_SHARD, SHARD_GRAD_OP, FULL_SHARD or HYBRID_SHARD; FULL_SHARD_OFFLOAD or HYBRID_SHARD_OFFLOAD are the
-    same with this rank's part in host memory. With FULL_SHARD a Linear, Embedding, convolution or transformers' Conv1D can
-    be computed in `granularity` slices, of which `sharded_slices` (default: all) are sharded and the others are kept in
-    full on every rank; in all other cases `granularity` is 1. `split` is the dimension of the weight that is sliced: "out"
-    (no summation) or "in" (outputs are summed, as in the paper); a convolution's is "out". Slices of the rows of the stored
-    weight differ by one row at most; those of its columns are equal.
+    `mode` is NO_SHARD, SHARD_GRAD_OP, FULL_SHARD or HYBRID_SHARD; FULL_SHARD_HPZ and FULL_SHARD_HIERARCHICAL are FULL_SHARD
+    that gathers between hosts first, then inside (docs/runtime.md#full_shard-in-two-levels); FULL_SHARD_OFFLOAD or
+    HYBRID_SHARD_OFFLOAD are the same with this rank's part in host memory. With FULL_SHARD a Linear, Embedding, convolution
+    or transformers' Conv1D can be computed in `granularity` slices, of which `sharded_slices` (default: all) are sharded
+    and the others are kept in full on every rank; in all other cases `granularity` is 1. `split` is the dimension of the
+    weight that is sliced: "out" (no summation) or "in" (outputs are summed, as in the paper); a convolution's is "out".
+    Slices of the rows of the stored weight differ by one row at most; those of its columns are equal.
 
     >>> Choice("FULL_SHARD", granularity=4, sharded_slices=2, split="out")
     """
@@ -36,7 +37,7 @@ class Choice:
 
     @property
     def traits(self) -> _search.ModeTraits:
-        """The properties of the mode: `sharded`, `kept`, `inside_hosts`, `sliced`, `on_host` (csrc/modes.hpp)."""
+        """The properties of the mode, such as `sharded`, `kept` and `inside_hosts`: ModeTraits in csrc/modes.hpp."""
         return _search.traits(self.mode)
 
     @property

@@ -168,8 +168,9 @@ def search(
         these dtypes; the dtypes of parameters and optimizer state do not change (docs/precision.md).
     granularity: numbers of slices to try for split operators, besides 1.
     checkpoint: which recomputation to try. "auto": "none", "hold" and "regather", for each block separately.
-    modes: which modes to try, of NO_SHARD, SHARD_GRAD_OP, FULL_SHARD and, with more than one host, HYBRID_SHARD; "auto":
-        these. Of FULL_SHARD_OFFLOAD and HYBRID_SHARD_OFFLOAD, too, where `hardware` has `host_memory`
+    modes: which modes to try, of NO_SHARD, SHARD_GRAD_OP, FULL_SHARD and, with more than one host, HYBRID_SHARD and
+        FULL_SHARD_HPZ; "auto": these. Of FULL_SHARD_HIERARCHICAL (docs/runtime.md#full_shard-in-two-levels) and of
+        FULL_SHARD_OFFLOAD and HYBRID_SHARD_OFFLOAD, too, where `hardware` has `host_memory`
         (docs/search.md#operators-in-host-memory).
     cost: "osdp", or "paper" for the paper's cost model.
     method: "exact", or with cost="paper" the paper's search: "dfs", which may take very long to find any plan where

@@ -21,7 +21,7 @@ from osdp.sharding.consistency_check import agree
 from osdp.sharding.copies import CopiedRows, copyable
 from osdp.sharding.cpu_offload import offloaded_names, offloads, wants_offload
 from osdp.sharding.dtensor_parameters import show_again, show_dtensors, shows_dtensors
-from osdp.sharding.hybrid_mesh import GroupLike, RankGrid, agreed_grid, model_ranks
+from osdp.sharding.hybrid_mesh import GroupLike, agreed_grid, model_ranks
 from osdp.sharding.materialize import Placing, keep_ties, survey
 from osdp.sharding.meta_init import InitFunction
 from osdp.sharding.mixed_precision import chosen_precision
@@ -225,7 +225,7 @@ def _cut(model: nn.Module, how: Manner, placing: Placing | CopiedRows | None, wa
     names = [name for name, _ in model.named_parameters()]
     splits, offloaded = splits_of(plan), _offloaded(model, how)
     dtypes = parameter_dtypes(model, how.policy)
-    parts = _parts(how.grid, how.group, lane, plan.separate_reductions and device.type != "cpu")
+    parts = _parts(how, lane, plan.separate_reductions and device.type != "cpu")
     if how.backend_memory:
         together.do(
             "looking for the backend's memory", lambda: need_backend_memory(collectives, how.group, device)
@@ -298,14 +298,22 @@ def _spec(
     return _C.ParamSpec(name, placing.stand_in(name), split, shape, compute, reduce, offload, local)
 
 
-def _parts(
-    grid: RankGrid | None, group: dist.ProcessGroup, lane: LaneGroup, separate_reductions: bool
-) -> dict[str, str]:
-    """The groups that the runtime needs besides the lane's; every rank creates them in this order."""
-    parts = {}
+def _parts(how: Manner, lane: LaneGroup, separate_reductions: bool) -> dict[str, str]:
+    """The groups that the runtime needs besides the lane's; every rank creates them in this order.
+
+    What runs on different lanes has groups of its own.
+    """
+    parts, grid, group = {}, how.grid, how.group
+    traits = [choice.traits for choice in how.plan.choices.values()]
+    # With one host, or one rank on each, two levels are one.
+    levels = grid is not None and 1 < len(grid.lines) < how.together.world_size
+    by_hosts = levels and any(each.by_hosts for each in traits)
     if grid is not None:
         parts["shard_group"] = lane.part(group, grid.lines)
-        parts["replicate_group"] = lane.part(group, grid.columns)
+        if by_hosts or any(each.inside_hosts for each in traits):
+            parts["replicate_group"] = lane.part(group, grid.columns)
+        if by_hosts:
+            parts["between_group"] = lane.part(group, grid.columns, "gathers")
     if separate_reductions:
         parts["reductions_group"] = lane.part(group, [range(dist.get_world_size(group))], "reductions")
         if grid is not None:

@@ -65,8 +65,8 @@ def model_ranks(
 def agreed_grid(
     together: Together, plan: Plan, given: RankGrid | None, ranks_per_host: int | None = None
 ) -> RankGrid | None:
-    """The grid for the HYBRID_SHARD operators of `plan`, the same on every rank; None if it has none.
-    Collective.
+    """The grid for the operators of `plan` whose mode tells hosts apart (HYBRID_SHARD, FULL_SHARD_HPZ and others), the
+    same on every rank; None if it has none. Collective.
 
     `given`: from the caller's mesh or groups. Otherwise each host is a line: `ranks_per_host` consecutive ranks, those of
     OSDP_RANKS_PER_HOST consecutive ranks of the job, or those with the same host name, boot and network namespace. With
@@ -75,7 +75,8 @@ def agreed_grid(
     Raises, on all ranks: DisagreementError if ranks have different arguments, ProcessGroupError if hosts have
     different numbers of ranks, PlanMismatchError if the plan was searched for a different number of hosts.
     """
-    if not any(choice.traits.inside_hosts for choice in plan.choices.values()):
+    traits = [choice.traits for choice in plan.choices.values()]
+    if not any(each.inside_hosts or each.by_hosts for each in traits):
         return None
     grid = given_or_found(together, given, ranks_per_host)
     wanted = plan.searched.hosts if plan.searched is not None else 1
@@ -84,6 +85,14 @@ def agreed_grid(
             f"the plan was searched for {wanted} hosts, but the {together.world_size} ranks run on "
             f"{len(grid.lines)}: search with hosts={len(grid.lines)}, or state which ranks share a "
             f"host with device_mesh=, ranks_per_host= or the environment variable {RANKS_PER_HOST}"
+        )
+    consecutive = all(line[-1] - line[0] == len(line) - 1 for line in map(sorted, grid.lines))
+    ordered = all(list(line) == sorted(line) for line in grid.lines)
+    if any(each.by_hosts for each in traits) and not (consecutive and ordered):
+        name = next(c.mode for c in plan.choices.values() if c.traits.by_hosts)
+        raise ProcessGroupError(
+            f"{name} needs hosts whose ranks are consecutive; found {[list(line) for line in grid.lines]}. "
+            "Number the ranks host by host, as torchrun does"
         )
     return grid
 

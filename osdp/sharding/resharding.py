@@ -110,14 +110,13 @@ class Resharding:
         as_planned = list(zip(sharded.planned, map(id, known), strict=False)) == held
         dtypes = {p.name: p.dtype for o in sharded.plan.description.operators for p in o.parameters}
         lanes = sharded.device.type == "cpu" or plan.separate_reductions == sharded.plan.separate_reductions
-        hybrid = any(c.traits.inside_hosts for c in plan.choices.values())
         return (
             lanes
             and as_planned
             and len(known) == len(sharded.planned)
             and before == now
             and None not in now.values()
-            and (not hybrid or sharded.grid is not None)
+            and _groups(plan) <= _groups(sharded.plan)
             and policy == sharded.policy
             and all(
                 dtypes.get(n) == str(self._rows[id(p)].dtype)[6:]
@@ -217,6 +216,12 @@ def _refuse_in_use(module: nn.Module, sharded: Sharded) -> None:
             f"a part of the model, a {type(module).__name__}, is sharded and {where}: shard the whole "
             "model outside of that"
         )
+
+
+def _groups(plan: Plan) -> set[str]:
+    """Traits of modes that need groups of their own beside that of all ranks."""
+    needed = ("inside_hosts", "by_hosts")
+    return {trait for c in plan.choices.values() for trait in needed if getattr(c.traits, trait)}
 
 
 def _layouts(plan: Plan, grid: RankGrid | None) -> dict[str, object]:

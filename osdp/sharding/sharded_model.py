@@ -70,7 +70,7 @@ class Manner:
     plan: Plan
     together: Together  # the ranks that it is sharded over
     number: int  # of the model, on their process group
-    grid: RankGrid | None  # of its HYBRID_SHARD parameters; None if there are none
+    grid: RankGrid | None  # where some mode tells hosts apart; otherwise None
     device: torch.device  # of computation
     policy: MixedPrecision | None
     offload: bool  # of all operators (`cpu_offload`)

@@ -52,15 +52,19 @@ class AnyTiming {
     size_t done = 0;
   };
   struct Unit {
-    bool there = false;
+    bool there = false, second = false;
     size_t by = 0;  // the main lane's tasks until it is
   };
 
   void run(const Instruction& i) {
     if (i.kind == Kind::Memory) add(i.bytes);
     if (i.kind == Kind::Use) use(i);
-    if (i.kind == Kind::Release && units_[i.what].there) {
+    if (i.kind == Kind::Release) {
       finish(main_, units_[i.what].by);
+      if (i.phase == StepPhase::Backward && std::exchange(units_[i.what].second, false))
+        add(-step_.units[i.what].second_bytes);
+    }
+    if (i.kind == Kind::Release && units_[i.what].there) {
       units_[i.what].there = false, gathered_.release(step_.units[i.what]);
       kept_ += step_.units[i.what].full_bytes;
     }
@@ -96,10 +100,12 @@ class AnyTiming {
   void gather(int unit) {
     const StepUnit& u = step_.units[unit];
     if (units_[unit].there) return;
+    const int64_t from_hosts = units_[unit].second ? 0 : u.second_bytes;
     submit(main_,
-           {u.full_bytes + u.brought_bytes - std::exchange(kept_, 0), u.packed_bytes, -u.brought_bytes, 0},
+           {u.full_bytes + u.brought_bytes + from_hosts - std::exchange(kept_, 0), u.packed_bytes,
+            -u.brought_bytes, 0},
            step_.lanes.enqueue);
-    units_[unit] = {true, main_.tasks.size()};
+    units_[unit] = {true, u.second_bytes > 0, main_.tasks.size()};
     gathered_.gather(u);
   }
 

@@ -155,6 +155,12 @@ inline void allow_offload(Random& dice, Request& request) {
   if (request.device.hosts > 1) request.space.modes.push_back(Mode::HybridShardOffload);
 }
 
+// Modes that tell several hosts apart.
+inline void allow_hosts(Random& dice, Request& request) {
+  for (const Mode mode : {Mode::HybridShard, Mode::FullShardHierarchical, Mode::FullShardHpz})
+    if (dice() % 3 != 0) request.space.modes.push_back(mode);
+}
+
 // Protocols of collectives, some of which are better for few bytes and some for many.
 inline std::vector<Protocol> random_protocols(Random& r) {
   std::vector<Protocol> found;

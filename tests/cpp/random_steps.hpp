@@ -60,7 +60,7 @@ inline Request random_machine(Random& dice) {
     request.device.hosts = 2, request.device.ranks = 4;
     request.device.between_hosts = {1e-9 * static_cast<double>(draw(dice, 0, 60)),
                                     1e-10 * static_cast<double>(draw(dice, 1, 60))};
-    request.space.modes.push_back(Mode::HybridShard);
+    allow_hosts(dice, request);
   }
   if (dice() % 2 == 0) request.device.protocols = random_protocols(dice);
   if (dice() % 6 == 0) allow_offload(dice, request);

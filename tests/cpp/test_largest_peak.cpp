@@ -164,7 +164,7 @@ Request request(Random& dice) {
   r.device.ranks = 2 * draw(dice, 1, 2);
   r.device.hosts = draw(dice, 1, 2);
   r.device.between_hosts = r.device.all_reduce;
-  if (r.device.hosts > 1) r.space.modes.push_back(Mode::HybridShard);
+  if (r.device.hosts > 1) allow_hosts(dice, r);
   if (dice() % 2 == 0) allow_offload(dice, r);
   if (dice() % 2 == 0) r.batches = {{1, 3}, {2, 1}};
   r.limit_bytes = int64_t{1} << 40;

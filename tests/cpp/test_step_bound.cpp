@@ -25,8 +25,9 @@ int64_t budget_of(const Step& step) {
 }
 
 struct Worst {
-  int64_t pairs = 0, plans = 0, tight = 0;  // tight: the bound is above 99% of the step
-  int64_t staged = 0;                       // tight ones of stages of a pipeline
+  int64_t pairs = 0, plans = 0, tight = 0;   // tight: the bound is above 99% of the step
+  int64_t staged = 0;                        // tight ones of stages of a pipeline
+  int64_t by_hosts = 0, tight_by_hosts = 0;  // of plans that gather between hosts and inside
 };
 
 void check_problem(Random& dice, Worst& worst) {
@@ -68,7 +69,10 @@ void check_problem(Random& dice, Worst& worst) {
     const bool tight = bound * 100 >= played * 99;
     // Of copies between host and device the bound leaves out those of backward's gathers.
     const auto offloaded = [](const PlainPlan::Choice& c) { return traits(c.mode).on_host; };
-    if (std::none_of(plan.choices.begin(), plan.choices.end(), offloaded))
+    const auto by_hosts = [](const PlainPlan::Choice& c) { return traits(c.mode).by_hosts; };
+    if (std::any_of(plan.choices.begin(), plan.choices.end(), by_hosts))
+      worst.by_hosts += 1, worst.tight_by_hosts += tight;
+    else if (std::none_of(plan.choices.begin(), plan.choices.end(), offloaded))
       worst.plans += 1, worst.tight += tight, worst.staged += tight && request.space.stage.once();
     const auto phases = phase_bytes(planner.model(), request, classes, decision, batch);
     CHECK(*std::max_element(phases.begin(), phases.end()) <= planner.player().largest_peak(step));
@@ -231,9 +235,13 @@ int main(int argc, char** argv) {
   // Longer beside computation, reductions count as alone: those that share a bucket, each its part of the
   // latency.
   check_two_hosts(Mode::NoShard, 1e-3, 1e-3, 1e-3, {0, 1e-4}, {171, 791}, 100);
+  // Collectives alone: forward gathers in two levels, backward inside hosts, beside which gradients go
+  // between.
+  check_two_hosts(Mode::FullShardHpz, 1e-3, 1e-3, 1e-3, {}, {0, 0});
   Worst worst;
   for (int n = 0; n < 6000 && failures == 0; ++n) check_problem(dice, worst);
   if (argc == 1) CHECK(worst.tight > worst.plans / 50);  // enough of them that the bound is sharp
+  CHECK(worst.tight_by_hosts > worst.by_hosts / 400);
   CHECK(worst.pairs > 500 && worst.staged > worst.plans / 200);
   std::printf("%lld pairs, %lld plans, %lld within 1%% of their bound\n", static_cast<long long>(worst.pairs),
               static_cast<long long>(worst.plans), static_cast<long long>(worst.tight));

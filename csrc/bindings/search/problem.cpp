@@ -197,7 +197,9 @@ void bind_problem(py::module_& m) {
       .def_readonly("kept", &osdp::ModeTraits::kept)
       .def_readonly("inside_hosts", &osdp::ModeTraits::inside_hosts)
       .def_readonly("sliced", &osdp::ModeTraits::sliced)
-      .def_readonly("on_host", &osdp::ModeTraits::on_host);
+      .def_readonly("on_host", &osdp::ModeTraits::on_host)
+      .def_readonly("by_hosts", &osdp::ModeTraits::by_hosts)
+      .def_readonly("second", &osdp::ModeTraits::second);
   m.def("slices_fit", &osdp::slices_fit, "length"_a, "granularity"_a, "by_rows"_a,
         "Whether a dimension of that length can be cut into `granularity` slices. `by_rows`: of the weight "
         "as it "

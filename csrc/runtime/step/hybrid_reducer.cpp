@@ -11,12 +11,18 @@ void HybridReducer::make_room() {
   }
 }
 
-void HybridReducer::average(faults::TaskNamePtr name, comm::Tensors rows, bool own_memory,
-                            std::function<void()> deliver) {
-  comm::EarlySend early = column_->early_send_of_all_reduce(rows);
-  const auto task = [column = column_, rows = std::move(rows), deliver = std::move(deliver)] {
-    for (const at::Tensor& row : rows) comm::Lane::keep(row);
-    column->all_reduce_mean(rows);
+void HybridReducer::average(faults::TaskNamePtr name, comm::Tensors rows, comm::Tensors of_line,
+                            bool own_memory, std::function<void()> deliver) {
+  comm::EarlySend early = of_line.empty() ? column_->early_send_of_all_reduce(rows)
+                                          : column_->early_send_of_reduce_scatter(of_line);
+  const auto task = [column = column_, rows = std::move(rows), of_line = std::move(of_line),
+                     deliver = std::move(deliver)] {
+    for (const comm::Tensors* used : {&rows, &of_line})
+      for (const at::Tensor& each : *used) comm::Lane::keep(each);
+    if (of_line.empty())
+      column->all_reduce_mean(rows);
+    else
+      column->reduce_scatter_mean(rows, of_line);
     deliver();
   };
   works_.push_back(lane_->submit(std::move(name), task, std::move(early)));

@@ -1,5 +1,5 @@
-// HybridReducer: the second half of HYBRID_SHARD's reductions: the all-reduce over the ranks of a column,
-// which hold the same rows.
+// HybridReducer: the second half of reductions that begin inside hosts: HYBRID_SHARD's all-reduce over the
+// ranks of a column, which hold the same rows; FULL_SHARD_HPZ's reduce-scatter over them.
 //
 // Note [Two lanes]
 // A HYBRID_SHARD gradient is reduce-scattered inside its line, over fast links, and then all-reduced over its
@@ -18,6 +18,9 @@
 // the rows are kept until the computing stream has waited for the second, since their memory belongs to the
 // computing stream. So it is the computing stream that waits in make_room, and that waits for both lanes at
 // the end of a backward.
+//
+// Of a reduce-scatter the line's means always wait in separate memory, S/R bytes, of which each rank of the
+// column keeps its part.
 #pragma once
 
 #include <deque>
@@ -47,9 +50,11 @@ class HybridReducer {
   void make_room();
 
   // --- within tasks of the first lane
-  // `rows`, flat: the line's means, which become the means over all ranks; then `deliver` stores them.
-  // `own_memory`: the rows have separate memory, see above.
-  void average(faults::TaskNamePtr name, comm::Tensors rows, bool own_memory, std::function<void()> deliver);
+  // `rows`, flat, become the means over all ranks; then `deliver` stores them. They are the line's means, or,
+  // where `of_line` is not empty, are made of these: of the rows of all ranks of the column, in their order.
+  // `own_memory`: there is separate memory, see above.
+  void average(faults::TaskNamePtr name, comm::Tensors rows, comm::Tensors of_line, bool own_memory,
+               std::function<void()> deliver);
 
   // --- from the computing thread, once the first lane's tasks of this backward have ended
   void wait_all();  // rethrows a task's exception

@@ -104,9 +104,10 @@ comm::Tensors TransferPlan::sent_first() const {
   return first;
 }
 
-void gather(comm::Collectives& collectives, const TransferPlan& plan) {
+void gather(const ShardGroups& shard_groups, const TransferPlan& plan, comm::Tensors* second) {
   const std::vector<Transfer>& transfers = plan.transfers;
-  const int64_t world = collectives.world(), rank = collectives.rank();
+  const int64_t world = shard_groups.world(), rank = shard_groups.rank();
+  const bool from_second = second && !second->empty();  // this rank's rows are in there, too
   comm::Tensors outputs, inputs;
   std::vector<comm::ChunkPack> packs;
   comm::Batch batch;
@@ -119,6 +120,7 @@ void gather(comm::Collectives& collectives, const TransferPlan& plan) {
       continue;
     }
     outputs.push_back(full);
+    if (from_second) continue;
     if (t.sent_as == SentAs::Itself) {
       inputs.push_back(t.tensor);
     } else {
@@ -131,12 +133,18 @@ void gather(comm::Collectives& collectives, const TransferPlan& plan) {
   for (const comm::ChunkPack& pack : packs) {
     packed.push_back(at::empty({world, pack.width}, transfers[pack.members[0]].slot->padded().options()));
     outputs.push_back(packed.back().view({-1}));
+    if (from_second) continue;
     inputs.push_back(packed.back().select(0, rank));
     const comm::FlatPack chunks(inputs.back(), pack.widths);
     for (size_t i = 0; i < pack.members.size(); ++i) fill(batch, chunks.parts[i], transfers[pack.members[i]]);
   }
   batch.run();
-  collectives.all_gather(outputs, inputs);
+  if (second) {
+    if (!from_second) *second = shard_groups.levels->gather_between(inputs);
+    shard_groups.levels->gather_inside(outputs, *second);
+  } else {
+    shard_groups.shard->all_gather(outputs, inputs);
+  }
   for (size_t p = 0; p < packs.size(); ++p) {
     comm::Tensors columns;
     for (size_t i : packs[p].members) columns.push_back(transfers[i].slot->padded().view({world, -1}));
@@ -187,12 +195,20 @@ Means reduce_scatter(const ShardGroups& shard_groups, TransferPlan& plan) {
     sent_inputs.push_back(all.view({-1}));
   }
   batch.run();
-  shard_groups.reduce->reduce_scatter_mean(sent_outputs, sent_inputs);
+  comm::Tensors of_host;
+  if (const auto& levels = shard_groups.levels) {
+    for (const at::Tensor& output : sent_outputs)
+      of_host.push_back(shard_groups.reduce->empty(levels->hosts() * output.numel(), output.options()));
+    shard_groups.reduce->reduce_scatter_mean(comm::parts_of(of_host, levels->hosts()),
+                                             comm::parts_of(sent_inputs, levels->hosts()));
+  } else {
+    shard_groups.reduce->reduce_scatter_mean(sent_outputs, sent_inputs);
+  }
   for (size_t p = 0; p < packs.size(); ++p) {
     const comm::FlatPack chunks(packed[p], packs[p].widths);
     for (size_t i = 0; i < chunks.parts.size(); ++i) outputs[packs[p].members[i]] = chunks.parts[i];
   }
-  return {std::move(sent_outputs), std::move(outputs)};
+  return {std::move(sent_outputs), std::move(outputs), std::move(of_host)};
 }
 
 void keep_means(const ShardGroups& shard_groups, const TransferPlan& plan, const comm::Tensors& means) {

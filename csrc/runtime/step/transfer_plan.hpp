@@ -48,13 +48,17 @@ struct TransferPlan {
 
 // --- within tasks of a lane
 
-// Gathers into every slot; each must have memory attached.
-void gather(comm::Collectives& collectives, const TransferPlan& plan);
+// Gathers into every slot; each must have memory attached. `second`: of groups with two levels, the tensors
+// that were gathered between hosts; they are gathered if there are none. Null: they are not kept.
+void gather(const ShardGroups& shard_groups, const TransferPlan& plan, comm::Tensors* second);
 
 // This rank's rows of the means over the ranks that shard them, flat.
 struct Means {
   comm::Tensors memory;  // the tensors as they were allocated
   comm::Tensors each;    // one per transfer, views of `memory`
+  // With two levels: the means over this host of the rows in the same place of all hosts, flat. The mean of
+  // these over the hosts is yet to be written to `memory`.
+  comm::Tensors of_host;
 };
 Means reduce_scatter(const ShardGroups& shard_groups, TransferPlan& plan);
 

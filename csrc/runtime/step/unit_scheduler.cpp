@@ -82,15 +82,31 @@ bool UnitScheduler::stale(const Unit& unit) const {
   return !state.needs.has(Need::Script) || state.version != unit.version();
 }
 
+// The shard that was gathered between hosts is read until the backward is over, even if the optimizer steps
+// before that, as what SHARD_GRAD_OP keeps. A new forward gathers a new one.
+const std::shared_ptr<comm::Tensors>& UnitScheduler::second_of(const Unit& unit) {
+  UnitState& state = state_of(unit);
+  if (!step_.in_backward && state.second_epoch != step_.epoch) state.second.reset();
+  const bool kept = traits(unit.mode).second && unit.shard_groups->levels;
+  if (kept && !state.second && (step_.in_backward || step_.grad_forward)) {
+    state.second = std::make_shared<comm::Tensors>();
+    state.second_epoch = step_.epoch;
+  }
+  return state.second;
+}
+
 void UnitScheduler::unshard(Unit& unit) {
   UnitState& state = state_of(unit);
   assert_state(unit, state.phase == Phase::Sharded || (state.phase == Phase::Unsharded && stale(unit)),
                "unshard");
   TransferPlan plan = TransferPlan::of_gather(unit.slots);
-  comm::EarlySend early = unit.shard_groups->shard->early_send_of_gather(plan.sent_first());
+  const std::shared_ptr<comm::Tensors>& second = second_of(unit);
+  comm::EarlySend early = second && !second->empty()
+                              ? unit.shard_groups->levels->early_send_inside(*second)
+                              : unit.shard_groups->shard->early_send_of_gather(plan.sent_first());
   state.unsharding = lane_->submit(
       unit.gathers.all(step_.accumulates),
-      [&arena = arena_, &shard_groups = *unit.shard_groups, plan = std::move(plan)] {
+      [&arena = arena_, &shard_groups = *unit.shard_groups, plan = std::move(plan), second] {
         {
           const comm::Lane::SubmittersMemory here;
           std::vector<size_t> sizes;
@@ -101,7 +117,7 @@ void UnitScheduler::unshard(Unit& unit) {
           for (const Transfer& t : plan.transfers)
             if (!t.slot->attached()) t.slot->attach(std::move(*next++));
         }
-        gather(*shard_groups.shard, plan);
+        gather(shard_groups, plan, second.get());
       },
       std::move(early));
   state.phase = Phase::Unsharding;
@@ -221,7 +237,7 @@ void UnitScheduler::end_forward(bool failed) {
   for (const auto& unit : shards_.units()) {
     const Needs& needs = state_of(*unit).needs;
     if (failed)
-      release(*unit);
+      release(*unit), state_of(*unit).second.reset();
     else if (!needs.has(Need::Backward) && !needs.has(Need::Script))
       reshard(*unit);
   }
@@ -256,6 +272,7 @@ void UnitScheduler::reshard_after_backward(Unit& unit) {
   // It stays until the end of this backward, or longer.
   if (state.needs.has(Need::Graph) || state.needs.has(Need::Recomputation)) return;
   state.needs.drop(Need::Gradients);
+  state.second.reset();
   if (state.stays_after_backward && state.phase != Phase::Sharded)
     need(unit, Need::Script);
   else
@@ -312,7 +329,9 @@ void UnitScheduler::reduce(Unit& unit) {
   UnitState& state = state_of(unit);
   auto plan = std::make_shared<TransferPlan>();
   const bool again = state.reduced == step_.backwards;
-  bool own_memory = again;  // the means need separate memory: they do not become the gradients
+  const ShardGroups& shard_groups = *unit.shard_groups;
+  // The means need separate memory: they do not become the gradients.
+  bool own_memory = again || shard_groups.levels;
   parts_.assign(unit.slots.size(), faults::TaskNames::Part::None);
   for (size_t i = 0; i < unit.slots.size(); ++i) {
     Slot& slot = unit.slots[i];
@@ -329,13 +348,15 @@ void UnitScheduler::reduce(Unit& unit) {
     plan->add(slot, slot.gradient.take(), std::move(target));
   }
   if (plan->empty()) return;
-  const ShardGroups& shard_groups = *unit.shard_groups;
   plan->seal_reduction(shard_groups.total());
   state.reduced = step_.backwards;
   ++statistics_.reductions;
   arena_.trim();  // see Note [Blocks that come and go]
-  comm::EarlySend early = shard_groups.reduce->early_send_of_reduce_scatter(plan->sent_first());
-  const std::shared_ptr<HybridReducer> hybrid = shard_groups.replicate ? hybrid_ : nullptr;
+  comm::Tensors sent_first = plan->sent_first();
+  if (shard_groups.levels) sent_first = comm::parts_of(sent_first, shard_groups.levels->hosts());
+  comm::EarlySend early = shard_groups.reduce->early_send_of_reduce_scatter(sent_first);
+  const std::shared_ptr<HybridReducer> hybrid =
+      shard_groups.replicate || shard_groups.levels ? hybrid_ : nullptr;
   if (reductions_lane_->keeps()) {
     if (!reductions_.empty()) reductions_.back().reduction.wait();
     if (hybrid && own_memory) hybrid->make_room();
@@ -348,7 +369,7 @@ void UnitScheduler::reduce(Unit& unit) {
     if (hybrid && own_memory) hybrid->make_room();
     Means means = reduce_scatter(shard_groups, *plan);
     if (!hybrid) return keep_means(shard_groups, *plan, means.each);
-    hybrid->average(average, means.memory, own_memory,
+    hybrid->average(average, means.memory, means.of_host, own_memory,
                     [shard_groups, plan, each = means.each] { keep_means(shard_groups, *plan, each); });
   };
   comm::Work work =
@@ -363,6 +384,7 @@ void UnitScheduler::finish_units(bool creates_graph) {
     if (needs.has(Need::Graph) && !creates_graph) needs.drop(Need::Graph), needs.drop(Need::Backward);
     if (needs.has(Need::Gradients)) {
       needs.drop(Need::Gradients), needs.drop(Need::Backward);
+      state.second.reset();
       if (!state.stays_after_backward)
         needs.drop(Need::Script);
       else if (state.phase != Phase::Sharded)
@@ -402,6 +424,7 @@ void UnitScheduler::abort() {
   for (const auto& unit : shards_.units()) {
     UnitState& state = state_of(*unit);
     release(*unit);
+    state.second.reset();
     state.needs.drop(Need::Gradients);
     state.readers = 0;
     state.gradients.forget();

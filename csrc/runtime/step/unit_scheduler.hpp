@@ -123,6 +123,7 @@ class UnitScheduler {
   // --- transitions: Note [Unit states]
   void unshard(Unit& unit);
   void wait_unshard(Unit& unit);
+  const std::shared_ptr<comm::Tensors>& second_of(const Unit& unit);  // to gather with now
   // `again`: by a recomputation.
   void begin_use(Unit& unit, bool again);  // unshards it if need be, and prefetches the next ones
   void end_use(Unit& unit) { --state_of(unit).running; }

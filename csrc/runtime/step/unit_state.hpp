@@ -28,9 +28,11 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
+#include "comm/collectives.hpp"
 #include "comm/work.hpp"
 #include "runtime/store/arrivals.hpp"
 #include "runtime/store/unit.hpp"
@@ -69,6 +71,10 @@ struct UnitState {
   Needs needs;
   std::vector<const Call*> used_by;  // the calls, each once, that used it since it was gathered
   Arrivals gradients;
+  // FULL_SHARD_HPZ: what was gathered between hosts, in the forward of that epoch or in the backward since,
+  // until the unit's backward is over. Null: none is kept.
+  std::shared_ptr<comm::Tensors> second;
+  int64_t second_epoch = -1;
   int64_t reduced = -1;  // the backward in which it was reduced last; see StepState::backwards
 
   // --- what the script has set, see Note [Units that stay gathered]

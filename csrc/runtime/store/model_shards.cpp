@@ -40,7 +40,8 @@ void name_tasks(Unit& unit, int64_t model) {
   for (const Slot& slot : unit.slots) names.push_back(slot.name());
   unit.gathers = faults::TaskNames(unit.name + " all-gather", model, names);
   unit.reductions = faults::TaskNames(unit.name + " reduce-scatter", model, names);
-  unit.averages = faults::TaskNames(unit.name + " all-reduce between lines", model, std::move(names));
+  const char* average = traits(unit.mode).by_hosts ? " reduce-scatter" : " all-reduce";
+  unit.averages = faults::TaskNames(unit.name + average + " between lines", model, std::move(names));
 }
 
 }  // namespace
@@ -49,14 +50,15 @@ void ModelShards::check(const std::vector<ParamSpec>& params, const std::vector<
   const std::vector<Mode> modes = modes_of(params.size(), units);
   for (const ParamSpec& spec : params) check_split(spec);
   for (size_t i = 0; i < params.size(); ++i)
-    OSDP_CHECK(!params[i].split || !traits(modes[i]).inside_hosts, Sharding, "OSDP: parameter '",
-               params[i].name, "' is ", traits(modes[i]).name,
+    OSDP_CHECK(!params[i].split || !(traits(modes[i]).inside_hosts || traits(modes[i]).by_hosts), Sharding,
+               "OSDP: parameter '", params[i].name, "' is ", traits(modes[i]).name,
                " and split into slices, which are FULL_SHARD only");
 }
 
 ModelShards::ModelShards(std::vector<ParamSpec> params, const std::vector<UnitSpec>& units,
-                         const ShardGroups& everyone, const ShardGroups& hybrid, int64_t model)
-    : model_(model), everyone_(everyone), hybrid_(hybrid) {
+                         const ShardGroups& everyone, const ShardGroups& hybrid, const ShardGroups& two_level,
+                         int64_t model)
+    : model_(model), everyone_(everyone), hybrid_(hybrid), two_level_(two_level) {
   const std::vector<Mode> modes = modes_of(params.size(), units);
   for (size_t i = 0; i < params.size(); ++i) {
     ParamSpec& spec = params[i];
@@ -101,7 +103,9 @@ void ModelShards::add_unit(const UnitSpec& spec) {
   auto unit = std::make_unique<Unit>();
   unit->name = spec.name;
   unit->mode = spec.mode;
-  unit->shard_groups = traits(spec.mode).inside_hosts ? &hybrid_ : &everyone_;
+  unit->shard_groups = traits(spec.mode).inside_hosts ? &hybrid_
+                       : traits(spec.mode).by_hosts   ? &two_level_
+                                                      : &everyone_;
   unit->slots.reserve(spec.params.size());  // reserved because places_ points into it
   for (int64_t i : spec.params) {
     Parameter& p = *params_[i];

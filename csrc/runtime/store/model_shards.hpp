@@ -44,9 +44,9 @@ class ModelShards {
   };
 
   // Shards the parameters in place. Throws, before anything is changed, if a spec is invalid.
-  // `everyone`, `hybrid`: see Runtime; they outlive this. `model`: the model's number.
+  // `everyone`, `hybrid`, `two_level`: see Runtime; they outlive this. `model`: the model's number.
   ModelShards(std::vector<ParamSpec> params, const std::vector<UnitSpec>& units, const ShardGroups& everyone,
-              const ShardGroups& hybrid, int64_t model);
+              const ShardGroups& hybrid, const ShardGroups& two_level, int64_t model);
   static void check(const std::vector<ParamSpec>& params, const std::vector<UnitSpec>& units);
 
   // Adds whole parameters that the model gained after sharding, in the order of `specs`.
@@ -83,6 +83,7 @@ class ModelShards {
   const int64_t model_;
   const ShardGroups& everyone_;
   const ShardGroups& hybrid_;
+  const ShardGroups& two_level_;  // the same rows as everyone_
   std::vector<std::unique_ptr<Parameter>> params_;
   std::vector<std::unique_ptr<Unit>> units_;
   std::vector<std::unique_ptr<Call>> calls_;

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "comm/collectives.hpp"
+#include "comm/two_level.hpp"
 #include "runtime/store/spec.hpp"
 
 namespace osdp::runtime {
@@ -25,6 +26,10 @@ struct ShardGroups {
   std::shared_ptr<comm::Collectives> shard;      // the ranks that together hold one copy
   std::shared_ptr<comm::Collectives> reduce;     // same ranks, for reductions; may be `shard`
   std::shared_ptr<comm::Collectives> replicate;  // the ranks that hold the same rows as this one; null: none
+
+  // `shard`, if it gathers between hosts, then inside. Then `reduce` is of the line alone, and HybridReducer
+  // reduces what it gives between hosts.
+  std::shared_ptr<comm::TwoLevel> levels = nullptr;
 
   int64_t rank() const { return shard->rank(); }
   int64_t world() const { return shard->world(); }

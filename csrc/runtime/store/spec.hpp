@@ -14,15 +14,18 @@
 namespace osdp::runtime {
 
 // Names of process groups that only this package uses. `shard` and `replicate` are this rank's line and
-// column (see Note [Hybrid sharding]); empty if no unit is HYBRID_SHARD. `reductions` and `shard_reductions`
-// have the same ranks as `all` and `shard`, see Note [A lane for reductions]; empty if gathers and reductions
-// share their groups.
+// column (see Note [Hybrid sharding]); empty if no unit's mode needs them. `reductions` and
+// `shard_reductions` have the same ranks as `all` and `shard`, see Note [A lane for reductions]; empty if
+// gathers and reductions share their groups. `between` has the ranks of `replicate`, for gathers between
+// hosts (Note [Between hosts, then inside] in comm/two_level.hpp), which run on another lane; empty if there
+// are none.
 struct Groups {
   std::string all;
   std::string shard;
   std::string replicate;
   std::string reductions;
   std::string shard_reductions;
+  std::string between;
 };
 
 // A matrix that is divided into `granularity` slices: of its rows (Out), which differ by one row at most

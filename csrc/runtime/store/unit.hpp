@@ -27,7 +27,7 @@ struct Unit {
   Mode mode = Mode::FullShard;
   const ShardGroups* shard_groups = nullptr;  // it is gathered and reduced over these ranks
   std::vector<Slot> slots;
-  faults::TaskNames gathers, reductions, averages;  // averages: HYBRID_SHARD's, between lines
+  faults::TaskNames gathers, reductions, averages;  // averages: between lines
   // The module calls that gather it in every forward (methods do not count). Empty for a slice, which its
   // matrix product acquires.
   std::vector<Call*> calls;

@@ -116,7 +116,7 @@ class Bound {
 
   // What a transfer counts in the forms of lanes and links while nothing computes.
   double in_lanes(const Shares& w, Kind kind, const Seconds& t) const {
-    const double link_form = t.between_hosts ? t.busy_s : 0;
+    const double link_form = t.between_s;
     // On one host reductions are a lane, on several they share the link with averages.
     double reductions_form = several_hosts() ? link_form : t.seconds();
     if (kind == Kind::Gather) reductions_form = 0;
@@ -190,17 +190,16 @@ class Bound {
 
   double sharded(Mode mode) const {
     const double unit = static_cast<double>(at_.latency) / static_cast<double>(StepPosition::kLatency);
-    const Seconds gathered = links_.gather(gathered_, mode), reduced = links_.reduce(sent_, mode),
-                  averaged = links_.average(sent_, mode);
-    const Seconds shared = gathered.with_waiting(unit);
+    const Seconds gathered = links_.gather(gathered_, mode), later = links_.gather_again(gathered_, mode),
+                  reduced = links_.reduce(sent_, mode), averaged = links_.average(sent_, mode);
+    const Seconds shared = gathered.with_waiting(unit), shared_later = later.with_waiting(unit);
     double seconds = in_backward(Kind::Reduction, reduced.with_waiting(unit)) +
                      in_backward(Kind::Average, averaged.with_waiting(unit));
-    if (traits(mode).kept) {
-      seconds += in_forward(shared);
-    } else {
+    seconds += in_forward(shared);
+    if (!traits(mode).kept) {
       const bool again = recompute_ == Recompute::Regather && at_.gathered_again;
-      seconds += static_cast<double>(at_.forward_gathers) * in_forward(shared) +
-                 (again ? 2 : 1) * in_backward(Kind::Gather, shared);
+      seconds += static_cast<double>(at_.forward_gathers - 1) * in_forward(shared_later) +
+                 (again ? 2 : 1) * in_backward(Kind::Gather, shared_later);
     }
     if (traits(mode).on_host) seconds += copy_in_forward(mode) + copy_of_gradient(mode);
     if (at_.first)
@@ -209,7 +208,7 @@ class Bound {
                  backward().lane() * averaged.seconds();
     // Averages begin after the last operator's reduction, beside which a lane with all else transfers
     // nothing.
-    if (at_.last && traits(mode).inside_hosts) {
+    if (at_.last && (traits(mode).inside_hosts || traits(mode).by_hosts)) {
       seconds += averages_share() * reduced.seconds();
       if (!request_.space.separate_reductions)
         seconds += (link_share() + reductions_share()) * reduced.seconds();
@@ -275,10 +274,10 @@ class Bound {
   // Several operators may let parts of a gather be saved, of which some are latencies: what bytes take
   // decides whether all parts count as beside computation or alone.
   double gathers_saved(Mode mode, int64_t bytes, int64_t times) const {
-    const Seconds t = links_.gathers(bytes, times, mode);
-    Seconds of_bytes = t;
-    of_bytes.waiting_s = of_bytes.slower_waiting_s = 0;
     const auto in = [&](const Shares& w, bool in_backward) {
+      const Seconds t = links_.gathers(bytes, times, mode, in_backward);
+      Seconds of_bytes = t;
+      of_bytes.waiting_s = of_bytes.slower_waiting_s = 0;
       const double alone = counted_alone(w, Kind::Gather, of_bytes, in_backward);
       const bool beside = counted_beside(w, Kind::Gather, of_bytes) < alone * (1 - 1e-9);
       return beside ? counted_beside(w, Kind::Gather, t) : counted_alone(w, Kind::Gather, t, in_backward);

@@ -13,11 +13,11 @@ namespace osdp::search {
 // One collective: while its link is busy, and the rest.
 struct CollectiveCost {
   double busy_s = 0, waiting_s = 0;
-  bool between_hosts = false;                 // by that link
+  double between_s = 0;                       // part of busy_s on the link between hosts
   double slower_s = 0, slower_waiting_s = 0;  // more of both while this rank computes
   double seconds() const { return busy_s + waiting_s; }
   CollectiveCost with_waiting(double times) const {
-    return {busy_s, waiting_s * times, between_hosts, slower_s, slower_waiting_s * times};
+    return {busy_s, waiting_s * times, between_s, slower_s, slower_waiting_s * times};
   }
 };
 
@@ -25,20 +25,32 @@ class CollectiveCosts {
  public:
   explicit CollectiveCosts(const Device& device) : device_(device) {}
 
-  CollectiveCost gather(int64_t bytes, Mode mode) const { return of(device_.all_gather, bytes, mode, 1); }
-  CollectiveCost reduce(int64_t bytes, Mode mode) const { return of(device_.reduce_scatter, bytes, mode, 1); }
+  CollectiveCost gather(int64_t bytes, Mode mode) const { return in_levels(device_.all_gather, bytes, mode); }
+  // After the first one of a forward, until the backward is over: from what other hosts have sent before.
+  CollectiveCost gather_again(int64_t bytes, Mode mode) const {
+    if (!traits(mode).second) return gather(bytes, mode);
+    return over(device_.all_gather, bytes, {device_.ranks / device_.hosts, 1}, 1);
+  }
+  CollectiveCost reduce(int64_t bytes, Mode mode) const {
+    const Collective& link = device_.reduce_scatter;
+    return traits(mode).by_hosts ? over(link, bytes, {device_.ranks / device_.hosts, 1}, 1)
+                                 : of(link, bytes, mode, 1);
+  }
   CollectiveCost all_reduce(int64_t bytes) const { return of(device_.all_reduce, bytes, Mode::NoShard, 2); }
   // Each rank of a host reduces its part across hosts, over links that they share.
+  // An all-reduce, or a reduce-scatter if no two hosts keep the same.
   CollectiveCost average(int64_t bytes, Mode mode) const {
-    if (!traits(mode).inside_hosts) return {};
-    return over(device_.between_hosts, bytes, {device_.hosts, device_.hosts}, 2);
+    const int rounds = traits(mode).inside_hosts ? 2 : traits(mode).by_hosts ? 1 : 0;
+    return rounds == 0 ? CollectiveCost{}
+                       : over(device_.between_hosts, bytes, {device_.hosts, device_.hosts}, rounds);
   }
   // So many gathers of so many bytes together, at most: each waits as long as the largest does.
-  CollectiveCost gathers(int64_t bytes, int64_t times, Mode mode) const {
-    const CollectiveCost together = gather(bytes, mode);
+  CollectiveCost gathers(int64_t bytes, int64_t times, Mode mode, bool again) const {
+    const CollectiveCost together = again ? gather_again(bytes, mode) : gather(bytes, mode);
+    const CollectiveCost least = again ? gather_again(1, mode) : gather(1, mode);
     const auto n = static_cast<double>(times);
-    return {together.busy_s, n * longest_wait_s(mode), together.between_hosts, together.slower_s,
-            n * gather(1, mode).slower_waiting_s};
+    return {together.busy_s, n * longest_wait_s(mode, again), together.between_s, together.slower_s,
+            n * least.slower_waiting_s};
   }
 
  private:
@@ -46,6 +58,15 @@ class CollectiveCosts {
     int64_t ranks, hosts;
   };
 
+  // All ranks together, those of a host, or first the ranks in the same place of all hosts and then those of
+  // a host.
+  CollectiveCost in_levels(const Collective& link, int64_t bytes, Mode mode) const {
+    if (!traits(mode).by_hosts) return of(link, bytes, mode, 1);
+    const CollectiveCost between = over(device_.between_hosts, bytes, {device_.hosts, device_.hosts}, 1),
+                         inside = over(link, bytes, {device_.ranks / device_.hosts, 1}, 1);
+    return {between.busy_s + inside.busy_s, between.waiting_s + inside.waiting_s, between.between_s,
+            between.slower_s + inside.slower_s, between.slower_waiting_s + inside.slower_waiting_s};
+  }
   CollectiveCost of(Collective link, int64_t bytes, Mode mode, int rounds) const {
     if (traits(mode).inside_hosts) return over(link, bytes, {device_.ranks / device_.hosts, 1}, rounds);
     if (device_.hosts > 1) {  // over all ranks, at the speed of the slowest link
@@ -55,13 +76,22 @@ class CollectiveCosts {
     return over(link, bytes, {device_.ranks, device_.hosts}, rounds);
   }
   // Of a gather: the latency of the protocol that is the fastest for many bytes.
-  double longest_wait_s(Mode mode) const {
-    const bool inside = traits(mode).inside_hosts;
-    const Group group{inside ? device_.ranks / device_.hosts : device_.ranks, inside ? 1 : device_.hosts};
-    if (device_.protocols.empty() || group.ranks == 1) return gather(1, mode).waiting_s;
+  double longest_wait_s(Mode mode, bool again) const {
+    const Group line{device_.ranks / device_.hosts, 1};
+    if (traits(mode).inside_hosts || (again && traits(mode).second))
+      return longest_wait_s(line, device_.all_gather);
+    if (traits(mode).by_hosts)
+      return longest_wait_s({device_.hosts, device_.hosts}, device_.between_hosts) +
+             longest_wait_s(line, device_.all_gather);
     Collective link = device_.all_gather;
-    if (!inside && device_.hosts > 1)
+    if (device_.hosts > 1) {
+      link.alpha_s = std::max(link.alpha_s, device_.between_hosts.alpha_s);
       link.beta_s_per_byte = std::max(link.beta_s_per_byte, device_.between_hosts.beta_s_per_byte);
+    }
+    return longest_wait_s({device_.ranks, device_.hosts}, link);
+  }
+  double longest_wait_s(Group group, const Collective& link) const {
+    if (device_.protocols.empty() || group.ranks == 1) return over(link, 1, group, 1).waiting_s;
     double wait = 0, per_byte = std::numeric_limits<double>::infinity();
     for (const Protocol& p : device_.protocols) {
       if (!runs(p.algorithm, group, 1)) continue;
@@ -77,11 +107,12 @@ class CollectiveCosts {
     const auto n = static_cast<double>(group.ranks);
     const double hops = rounds * (n - 1), a_hop = static_cast<double>(bytes) / n;
     CollectiveCost cost;
-    cost.between_hosts = group.hosts > 1;
+    const auto on_link = [&](double busy_s) { return group.hosts > 1 ? busy_s : 0; };
     cost.slower_s = hops * a_hop * device_.delay.beta_s_per_byte;
     cost.slower_waiting_s = hops * device_.delay.alpha_s;
     if (device_.protocols.empty() || group.ranks == 1) {
       cost.busy_s = hops * (a_hop * link.beta_s_per_byte), cost.waiting_s = hops * link.alpha_s;
+      cost.between_s = on_link(cost.busy_s);
       return cost;
     }
     // NCCL: the fastest of its protocols. Latency is what it takes more than the one that is the fastest for
@@ -94,6 +125,7 @@ class CollectiveCosts {
       fastest = std::min(fastest, latency_s(p, group, rounds) + static_cast<double>(bytes) * of_byte);
     }
     cost.busy_s = static_cast<double>(bytes) * per_byte;
+    cost.between_s = on_link(cost.busy_s);
     cost.waiting_s = std::max(0.0, fastest - cost.busy_s);
     return cost;
   }

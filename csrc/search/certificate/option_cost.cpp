@@ -49,7 +49,7 @@ class Columns {
     c.left_bytes = left_after_it();
     if (op_.position.sees_left && sliced()) c.late_bytes = leaving_later();
     c.summed_bytes = summed_in_place();
-    c.kept_bytes = traits(choice_.mode).kept ? gathered() : 0;
+    c.kept_bytes = traits(choice_.mode).kept ? gathered() : traits(choice_.mode).second ? from_hosts() : 0;
     // Gradients that autograd would add up, one until the operator's phase and two in it.
     if (sliced() && read_again() && weight().trainable) {
       const int64_t one = std::min(op_.waiting_gradient_bytes, weight().compute_bytes());
@@ -165,6 +165,14 @@ class Columns {
   int64_t gathered() const {
     return sum([](const Tensor& t) { return t.compute_bytes(); });
   }
+  // The rows of the ranks in this one's place on every host.
+  int64_t from_hosts() const {
+    return sum([&](const Tensor& t) {
+      if (!t.shardable) return int64_t{0};
+      const int64_t row = t.compute_row_bytes != 0 ? t.compute_row_bytes : t.row_bytes;
+      return device_.hosts * divided(t.rows, device_.ranks) * row;
+    });
+  }
   int64_t made() const {
     return sum_trained([](const Tensor& t) { return t.compute_bytes(); });
   }
@@ -246,7 +254,8 @@ class Columns {
       return of_slices + link.all_reduce(others).seconds() +
              longer_in_slices_s(op_, request_.space, choice_.granularity);
     }
-    return (traits(mode).kept ? 1 : 2) * link.gather(gathered(), mode).seconds() +
+    return link.gather(gathered(), mode).seconds() +
+           (traits(mode).kept ? 0 : link.gather_again(gathered(), mode).seconds()) +
            link.reduce(sent(), mode).seconds() + link.average(sent(), mode).seconds();
   }
 
@@ -286,7 +295,8 @@ std::vector<Choice> choices(const Operator& op, const Request& request) {
   if (allows(request, Mode::NoShard)) found.push_back({});
   for (const ModeTraits& m : kModes) {
     if (!m.sharded || m.mode == Mode::FullShard || !allows(request, m.mode)) continue;
-    if (m.inside_hosts && (device.hosts == 1 || device.hosts == device.ranks)) continue;
+    const bool one_level = device.hosts == 1 || device.hosts == device.ranks;
+    if ((m.inside_hosts || m.by_hosts) && one_level) continue;
     found.push_back({m.mode, 1, 1});
   }
   if (!allows(request, Mode::FullShard)) return found;

@@ -22,12 +22,14 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <memory>
 
 #include "search/problem/request.hpp"
 
 namespace osdp::search {
 
-// The time of one kind of collective over one group of ranks, as a function of its bytes.
+// The time of one kind of collective over one group of ranks, as a function of its bytes; or of two, one
+// after the other, of the same bytes.
 class CollectiveTime {
  public:
   // `passes` over a ring: one for an all-gather or a reduce-scatter, two for an all-reduce.
@@ -38,29 +40,43 @@ class CollectiveTime {
     for (const Protocol& p : device.protocols) add(p, hosts);
   }
 
-  bool between_hosts() const { return between_hosts_; }  // whether it uses the link between hosts
+  CollectiveTime and_then(const CollectiveTime& other) const {
+    CollectiveTime both = *this;
+    both.then_ = std::make_shared<const CollectiveTime>(other);
+    return both;
+  }
+
+  bool between_hosts() const { return between_hosts_; }  // whether it uses the link between hosts, at first
 
   // `latency`: the fraction of its latency that counts.
   double seconds(int64_t bytes, double latency = 1) const {
-    if (lines_ == 0) return of_hops(hop_, bytes, latency);
+    const double then = then_ ? then_->seconds(bytes, latency) : 0;
+    if (lines_ == 0) return of_hops(hop_, bytes, latency) + then;
     const double transfer = static_cast<double>(bytes) * least().s_per_byte, all = fastest(bytes);
-    return latency == 1 ? all : transfer + latency * (all - transfer);
+    return (latency == 1 ? all : transfer + latency * (all - transfer)) + then;
   }
   double transfer_s(int64_t bytes) const { return seconds(bytes, 0); }
+  // The part of it on links inside hosts, if it also uses that between hosts.
+  double inside_s(int64_t bytes) const { return then_ ? then_->transfer_s(bytes) : 0; }
   double latency_s(int64_t bytes) const {
-    if (lines_ == 0) return of_hops(hop_, 0, 1);
-    return std::max(0.0, fastest(bytes) - static_cast<double>(bytes) * least().s_per_byte);
+    const double then = then_ ? then_->latency_s(bytes) : 0;
+    if (lines_ == 0) return of_hops(hop_, 0, 1) + then;
+    return std::max(0.0, fastest(bytes) - static_cast<double>(bytes) * least().s_per_byte) + then;
   }
   // Of any number of bytes.
-  double largest_latency_s() const { return lines_ == 0 ? of_hops(hop_, 0, 1) : least().latency_s; }
+  double largest_latency_s() const {
+    return (lines_ == 0 ? of_hops(hop_, 0, 1) : least().latency_s) + (then_ ? then_->largest_latency_s() : 0);
+  }
   // What each hop of a ring takes longer by `more`; `latency`: the fraction of its latency that counts.
   double more_s(int64_t bytes, const Collective& more, double latency) const {
-    return of_hops(more, bytes, latency);
+    return of_hops(more, bytes, latency) + (then_ ? then_->more_s(bytes, more, latency) : 0);
   }
   // Each hop of a ring takes `more`.
   double delayed_s(int64_t bytes, const Collective& more) const {
-    if (lines_ > 0) return seconds(bytes) + of_hops(more, bytes, 1);
-    return of_hops({hop_.alpha_s + more.alpha_s, hop_.beta_s_per_byte + more.beta_s_per_byte}, bytes, 1);
+    const double then = then_ ? then_->delayed_s(bytes, more) : 0;
+    if (lines_ > 0) return fastest(bytes) + of_hops(more, bytes, 1) + then;
+    return of_hops({hop_.alpha_s + more.alpha_s, hop_.beta_s_per_byte + more.beta_s_per_byte}, bytes, 1) +
+           then;
   }
 
  private:
@@ -113,6 +129,7 @@ class CollectiveTime {
   bool between_hosts_;
   std::array<Line, kMostProtocols> line_;
   size_t lines_ = 0, least_ = 0;
+  std::shared_ptr<const CollectiveTime> then_;
 };
 
 class Collectives {
@@ -123,18 +140,25 @@ class Collectives {
         all_reduce_(everywhere(d, d.all_reduce, 2)),
         gather_inside_(inside(d, d.all_gather)),
         reduce_inside_(inside(d, d.reduce_scatter)),
-        average_(d, d.between_hosts, d.hosts, d.hosts, 2, true) {}
+        average_(d, d.between_hosts, d.hosts, d.hosts, 2, true),
+        between_(d, d.between_hosts, d.hosts, d.hosts, 1, true),
+        gather_by_hosts_(between_.and_then(gather_inside_)) {}
 
   const CollectiveTime& gather(Mode mode) const {
+    if (traits(mode).by_hosts) return gather_by_hosts_;
     return traits(mode).inside_hosts ? gather_inside_ : all_gather_;
   }
+  // A gather after the first one of a forward, until its backward is over.
+  const CollectiveTime& gather_again(Mode mode) const {
+    return traits(mode).second ? gather_inside_ : gather(mode);
+  }
   const CollectiveTime& reduce(Mode mode) const {
-    return traits(mode).inside_hosts ? reduce_inside_ : reduce_scatter_;
+    return reduced_between(traits(mode)) ? reduce_inside_ : reduce_scatter_;
   }
   const CollectiveTime& all_reduce() const { return all_reduce_; }
-  // Averages over hosts what was reduced inside hosts: all ranks of a host send their parts at the same time
-  // over links that they share.
-  const CollectiveTime& average() const { return average_; }
+  // Averages over hosts what was reduced inside hosts, if that is so: all ranks of a host send their parts at
+  // the same time over links that they share. An all-reduce, or half of it where each rank keeps a part.
+  const CollectiveTime& average(Mode mode) const { return traits(mode).by_hosts ? between_ : average_; }
 
  private:
   static CollectiveTime inside(const Device& d, const Collective& hop) {
@@ -149,6 +173,7 @@ class Collectives {
   }
 
   CollectiveTime all_gather_, reduce_scatter_, all_reduce_, gather_inside_, reduce_inside_, average_;
+  CollectiveTime between_, gather_by_hosts_;  // after what they are made of
 };
 
 }  // namespace osdp::search

@@ -66,11 +66,14 @@ class Pricer {
     const Offloaded away = traits(mode).on_host ? offload(c, inside) : Offloaded{};
     // Tied parameters, and those of a module that is called several times, stay gathered by themselves.
     if (kept || !again()) (kept ? c.gathered_bytes : c.held_bytes) = compute_bytes_;
-    const double times = kept ? 1 : gathers();
-    double seconds = times * (collectives_.gather(mode).seconds(compute_bytes_) + copy_s(away.rows));
+    if (traits(mode).second) c.gathered_bytes += second_bytes();
+    const double further = kept ? 0 : gathers() - 1;
+    double seconds = collectives_.gather(mode).seconds(compute_bytes_) +
+                     further * collectives_.gather_again(mode).seconds(compute_bytes_) +
+                     (1 + further) * copy_s(away.rows);
     if (reduce_bytes_ > 0) {
       double reduction = collectives_.reduce(mode).seconds(reduce_bytes_);
-      if (traits(mode).inside_hosts) reduction += collectives_.average().seconds(reduce_bytes_);
+      if (reduced_between(traits(mode))) reduction += collectives_.average(mode).seconds(reduce_bytes_);
       seconds += reduction + copy_s(away.updated);
     }
     if (!kept_throughout(mode)) return finish(c, seconds, updated - away.updated, away.updated);
@@ -184,6 +187,14 @@ class Pricer {
     c.transient_bytes = std::max(compute_bytes_, reduce_bytes_);
     c.own_bytes = std::max(compute_gradient_bytes_, reduce_bytes_);
     return updated;
+  }
+
+  // What the ranks in the same place of all hosts have gathered.
+  int64_t second_bytes() const {
+    int64_t bytes = 0;
+    for (const Tensor& t : op_.tensors)
+      bytes += t.rows_of_places(device_.ranks, device_.hosts) * t.compute_row();
+    return bytes;
   }
 
   // What rests in host memory, of a rank's bytes: rows, and those of them that are trained.
@@ -343,11 +354,15 @@ bool shards(Mode mode, const Device& device) {
   return traits(mode).sharded && (device.ranks > 1 || traits(mode).on_host);
 }
 
-// On one host, what is sharded inside hosts is sharded over all ranks.
-Mode over_all_ranks(Mode mode) {
-  if (!traits(mode).inside_hosts) return mode;
+// On one host, what is sharded inside hosts is sharded over all ranks. There, and with one rank on each host,
+// two levels are one.
+bool one_level(const Device& device) { return device.hosts == 1 || device.hosts == device.ranks; }
+Mode over_all_ranks(Mode mode, const Device& device) {
+  if (traits(mode).by_hosts && one_level(device)) return Mode::FullShard;
+  if (!traits(mode).inside_hosts || device.hosts > 1) return mode;
   for (const ModeTraits& m : kModes)
-    if (m.sharded && !m.inside_hosts && m.kept == traits(mode).kept && m.on_host == traits(mode).on_host)
+    if (m.sharded && !m.inside_hosts && !m.by_hosts && m.kept == traits(mode).kept &&
+        m.on_host == traits(mode).on_host)
       return m.mode;
   return mode;
 }
@@ -358,7 +373,7 @@ Candidate candidate_of(const Operator& op, const Device& device, const Space& sp
                        Mode mode, int64_t granularity, int64_t sharded, Split split) {
   const Pricer price(op, device, space, recompute, false);
   if (!shards(mode, device) || !has_rows(op)) return price.no_shard();
-  if (device.hosts == 1) mode = over_all_ranks(mode);
+  mode = over_all_ranks(mode, device);
   if (granularity == 1 || !traits(mode).sliced) return price.sharded(mode);
   const int64_t length = split == Split::Out ? op.out_features : split == Split::In ? op.in_features : 0;
   const bool by_rows = (split == Split::Out) != op.transposed;
@@ -387,10 +402,9 @@ std::vector<Candidate> every_candidate(const Operator& op, const Device& device,
   });
   if (whole || !has_rows(op)) found.push_back(price.no_shard());
   if (!has_rows(op)) return found;
-  const bool several_hosts = device.hosts > 1 && device.ranks > device.hosts;
   for (const ModeTraits& m : kModes)
     if (shards(m.mode, device) && m.mode != Mode::FullShard && allowed(m.mode) &&
-        (several_hosts || !m.inside_hosts))
+        !((m.inside_hosts || m.by_hosts) && one_level(device)))
       found.push_back(price.sharded(m.mode));
   if (!allowed(Mode::FullShard) || !shards(Mode::FullShard, device)) return found;
   found.push_back(price.sharded(Mode::FullShard));

@@ -22,8 +22,15 @@ struct Tensor {
   int64_t bytes() const { return rows * row_bytes; }
   // Of the rank that holds most, if so many share the rows.
   int64_t part_bytes(int64_t ranks) const { return (rows + ranks - 1) / ranks * row_bytes; }
-  int64_t compute_bytes() const { return rows * (compute_row_bytes ? compute_row_bytes : row_bytes); }
-  int64_t reduce_bytes() const { return rows * (reduce_row_bytes ? reduce_row_bytes : row_bytes); }
+  // The rows of the ranks in the same place of all hosts: Note [Between hosts, then inside] in
+  // comm/two_level.hpp.
+  int64_t rows_of_places(int64_t ranks, int64_t hosts) const {
+    return shardable ? hosts * ((rows + ranks - 1) / ranks) : 0;
+  }
+  int64_t compute_row() const { return compute_row_bytes ? compute_row_bytes : row_bytes; }
+  int64_t reduce_row() const { return reduce_row_bytes ? reduce_row_bytes : row_bytes; }
+  int64_t compute_bytes() const { return rows * compute_row(); }
+  int64_t reduce_bytes() const { return rows * reduce_row(); }
   // The copy in the compute dtype that a rank with the whole tensor keeps during a step.
   int64_t copy_bytes() const {
     return compute_row_bytes && compute_row_bytes != row_bytes ? compute_bytes() : 0;

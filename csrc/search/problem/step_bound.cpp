@@ -17,7 +17,7 @@ constexpr int64_t kRoundingPs = 4;  // of a collective
 // A collective: the time that its link is busy, its latency, and how much longer both are beside computation.
 struct Transfer {
   double busy_s = 0, latency_s = 0;
-  bool between_hosts = false;
+  double between_s = 0;  // part of busy_s on the link between hosts
   double more_busy_s = 0, more_latency_s = 0;
   double alone_s() const { return busy_s + latency_s; }
   double more_s() const { return more_busy_s + more_latency_s; }
@@ -29,23 +29,29 @@ class Links {
       : collectives_(device), delay_(delays_count(device, space) ? device.delay : Collective{}) {}
 
   Transfer gather(int64_t bytes, Mode mode) const { return time(collectives_.gather(mode), bytes); }
+  Transfer gather_again(int64_t bytes, Mode mode) const {
+    return time(collectives_.gather_again(mode), bytes);
+  }
   Transfer reduce(int64_t bytes, Mode mode) const { return time(collectives_.reduce(mode), bytes); }
   Transfer all_reduce(int64_t bytes) const { return time(collectives_.all_reduce(), bytes); }
   Transfer average(int64_t bytes, Mode mode) const {
-    return traits(mode).inside_hosts ? time(collectives_.average(), bytes) : Transfer{};
+    return reduced_between(traits(mode)) ? time(collectives_.average(mode), bytes) : Transfer{};
   }
   // At most what gathers of so many bytes together take.
-  Transfer gathers(int64_t bytes, int64_t times, Mode mode) const {
-    const CollectiveTime& of = collectives_.gather(mode);
+  Transfer gathers(int64_t bytes, int64_t times, Mode mode, bool again) const {
+    const CollectiveTime& of = again ? collectives_.gather_again(mode) : collectives_.gather(mode);
     const auto n = static_cast<double>(times);
-    return {of.transfer_s(bytes), n * of.largest_latency_s(), of.between_hosts(), of.more_s(bytes, delay_, 0),
-            n * of.more_s(0, delay_, 1)};
+    return {of.transfer_s(bytes), n * of.largest_latency_s(), between_s(of, bytes),
+            of.more_s(bytes, delay_, 0), n * of.more_s(0, delay_, 1)};
   }
 
  private:
+  static double between_s(const CollectiveTime& of, int64_t bytes) {
+    return of.between_hosts() ? of.transfer_s(bytes) - of.inside_s(bytes) : 0;
+  }
   Transfer time(const CollectiveTime& of, int64_t bytes) const {
     if (bytes == 0) return {};
-    return {of.transfer_s(bytes), of.latency_s(bytes), of.between_hosts(), of.more_s(bytes, delay_, 0),
+    return {of.transfer_s(bytes), of.latency_s(bytes), between_s(of, bytes), of.more_s(bytes, delay_, 0),
             of.more_s(0, delay_, 1)};
   }
   const Collectives collectives_;
@@ -99,7 +105,7 @@ struct Half {
   double of_average(const Transfer& t) const { return least(t, average(t)); }
   // Sums over parts of a gather, of which some are latencies: at least what it counts.
   double at_most(const Transfer& t) const {
-    const Transfer busy{t.busy_s, 0, t.between_hosts, t.more_busy_s};
+    const Transfer busy{t.busy_s, 0, t.between_s, t.more_busy_s};
     const Counted c = gather(t), of_busy = gather(busy);
     const double alone = x * of_busy.part * busy.alone_s() + of_busy.alone;
     return alone * (1 - 1e-9) <= of_busy.beside ? x * c.part * t.alone_s() + c.alone : c.beside;
@@ -125,7 +131,7 @@ struct Half {
 
  private:
   double in_lane(const Transfer& t) const { return t.busy_s + (latencies ? t.latency_s : 0); }
-  static double in_link(const Transfer& t, double share) { return t.between_hosts ? share * t.busy_s : 0; }
+  static double in_link(const Transfer& t, double share) { return share * t.between_s; }
 };
 
 // Whether its slices, if it has any, are gathered before anything else computes, and reduced after all else.
@@ -216,10 +222,11 @@ class OptionBound {
     double least = -1;
     for (const Mode mode : space_.modes) {
       if (!traits(mode).sharded || traits(mode).kept) continue;
-      const Transfer later = links_.gather(p.later_bytes, mode),
-                     earlier = links_.gather(p.earlier_bytes, mode);
+      const Transfer first = links_.gather(p.later_bytes, mode),
+                     later = links_.gather_again(p.later_bytes, mode),
+                     earlier = links_.gather_again(p.earlier_bytes, mode);
       const bool later_counts = p.later_bytes > most, earlier_counts = p.earlier_bytes > most;  // elsewhere
-      double sum = later_counts ? 0 : f.exposed(later);
+      double sum = later_counts ? 0 : std::min(f.exposed(first), f.exposed(later));
       if (b.other_lanes == 0) {
         if (way != Recompute::None && recomputed(p) && !later_counts) sum += b.exposed(later);
         if (p.in_backward && !(p.together && way == Recompute::Hold))
@@ -287,10 +294,12 @@ class OptionBound {
 
  private:
   double saved_in(Mode mode, int64_t bytes, int64_t latencies, bool waits) const {
-    const Transfer t = links_.gathers(bytes, latencies, mode);
-    const auto in = [&](const Half& h) { return waits ? h.whole(t) : h.at_most(t); };
-    const double backward = in(halves_.backward);
-    return at_.saved_in_forward ? std::max(backward, in(halves_.forward)) : backward;
+    const auto in = [&](const Half& h, bool again) {
+      const Transfer t = links_.gathers(bytes, latencies, mode, again);
+      return waits ? h.whole(t) : h.at_most(t);
+    };
+    const double backward = in(halves_.backward, true);
+    return at_.saved_in_forward ? std::max(backward, in(halves_.forward, false)) : backward;
   }
   double most_saved(int64_t bytes, int64_t latencies, bool waits) const {
     double most = 0;
@@ -328,15 +337,15 @@ class OptionBound {
 
   double sharded(Mode mode) const {
     const Half &f = halves_.forward, &b = halves_.backward;
-    const Transfer gather = links_.gather(gathered_, mode), reduce = links_.reduce(sent_, mode),
-                   average = links_.average(sent_, mode);
+    const Transfer gather = links_.gather(gathered_, mode), again = links_.gather_again(gathered_, mode),
+                   reduce = links_.reduce(sent_, mode), average = links_.average(sent_, mode);
     const bool kept = traits(mode).kept;
-    const auto forwards = kept ? 1 : static_cast<double>(at_.forward_gathers);
+    const auto further = kept ? 0 : static_cast<double>(at_.forward_gathers - 1);
     const double backwards = kept ? 0 : recompute_ == Recompute::Regather && at_.gathered_again ? 2 : 1;
-    double sum = f.of(in_unit(gather)) * forwards + b.of(in_unit(gather)) * backwards;
+    double sum = f.of(in_unit(gather)) + f.of(in_unit(again)) * further + b.of(in_unit(again)) * backwards;
     if (!kept && waited_for(gathered_))
-      sum += f.exposed(in_unit(gather)) * (forwards - (at_.first ? 1 : 0)) +
-             b.exposed(in_unit(gather)) * backwards;
+      sum += (at_.first ? 0 : f.exposed(in_unit(gather))) + f.exposed(in_unit(again)) * further +
+             b.exposed(in_unit(again)) * backwards;
     sum += b.of_reduction(in_unit(reduce)) + b.of_average(in_unit(average));
     if (traits(mode).on_host) sum += copies(mode);
     if (at_.first) {
@@ -346,7 +355,7 @@ class OptionBound {
              b.last_reduction(ending(reduce, in_unit(reduce))) +
              b.averaged_alone(ending(average, in_unit(average))) + b.lane * average.alone_s();
     }
-    if (at_.last && traits(mode).inside_hosts)
+    if (at_.last && reduced_between(traits(mode)))
       sum += (b.averages + (space_.separate_reductions ? 0 : b.link + b.reductions)) * reduce.alone_s();
     return sum;
   }
@@ -480,9 +489,9 @@ class OptionBound {
 double shift_s(const Operator& op, const OptionBound& bound) {
   if (op.tensors.empty()) return 0;
   double most = 0;
-  for (const Mode mode : {Mode::NoShard, Mode::FullShard, Mode::HybridShard}) {
+  for (const ModeTraits& m : kModes) {
     Candidate c;
-    c.mode = mode;
+    c.mode = m.mode;
     most = std::max(most, bound.end_saved(c));
   }
   return most + bound.most_slice_saved() + bound.most_of_pair(op.position.earlier);

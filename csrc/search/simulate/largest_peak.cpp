@@ -77,6 +77,7 @@ class Walker {
  private:
   struct Unit {
     bool gathered = false;  // or being gathered
+    bool second = false;    // what came from other hosts is there, or on its way
     size_t ticket = 0;      // number of the lane's tasks until it is gathered
   };
   struct Leaving {
@@ -97,8 +98,9 @@ class Walker {
       case Kind::Use:
         return use(i);
       case Kind::Release:
-        if (!units_[i.what].gathered) return;
+        if (!units_[i.what].gathered) return drop_second(i);
         wait(gathers_, units_[i.what].ticket);
+        drop_second(i);
         units_[i.what].gathered = false;
         gathered_.release(step_.units[i.what]);
         idle_ += step_.units[i.what].full_bytes;  // still held
@@ -137,10 +139,16 @@ class Walker {
     Unit& u = units_[unit];
     if (u.gathered) return;
     const StepUnit& of = step_.units[unit];
-    submit_with_memory(gathers_, of.full_bytes + of.brought_bytes - std::exchange(idle_, 0),
+    const int64_t second = std::exchange(u.second, of.second_bytes > 0) ? 0 : of.second_bytes;
+    submit_with_memory(gathers_, of.full_bytes + of.brought_bytes + second - std::exchange(idle_, 0),
                        -of.brought_bytes, of.packed_bytes);
-    u = {true, gathers_.submitted()};
+    u.gathered = true, u.ticket = gathers_.submitted();
     gathered_.gather(step_.units[unit]);
+  }
+
+  void drop_second(const Instruction& i) {
+    if (i.phase == StepPhase::Backward && std::exchange(units_[i.what].second, false))
+      hold(-step_.units[i.what].second_bytes);
   }
 
   void reduce(const Instruction& i) {

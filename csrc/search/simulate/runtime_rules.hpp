@@ -18,7 +18,8 @@ namespace osdp::search {
 // Where the mean is averaged between hosts too, on a lane of its own, the rows become the gradient after
 // that. Rows that do not (they are added to a sum, cast, or sent to the host) wait in memory of their own; of
 // at most two units at a time, for which a reduction that needs such memory waits (Note [Two lanes] in
-// runtime/step/hybrid_reducer.hpp). What is made of them is counted from the reduction's end on.
+// runtime/step/hybrid_reducer.hpp). What is made of them is counted from the reduction's end on. Of modes
+// that shard over all hosts the means over one host always wait so.
 inline constexpr size_t kMostWaiting = 2;
 
 // The memory of a unit's reduction: from its begin on, for a moment while it runs, and at its end; and of
@@ -35,7 +36,10 @@ inline ReductionMemory memory_of(const StepUnit& unit, bool adds, bool enqueue) 
   const int64_t means = unit.kept_gradient_bytes - unit.cast_bytes + unit.mean_bytes;
   const int64_t made = std::max(cast, brought);
   const int64_t copied = std::max(unit.copied_bytes, made - unit.gradient_bytes);
-  if (unit.average.alone_ps > 0) return {means, copied, made - unit.gradient_bytes, means + made - kept};
+  if (unit.average.alone_ps > 0) {
+    const int64_t begins = means + unit.of_host_bytes;
+    return {begins, copied, made - unit.gradient_bytes, begins + made - kept};
+  }
   if (enqueue) {
     // Of an offloaded unit the mean is there beside what is made of it and sent to the host.
     const int64_t mean = unit.host_gradient_bytes > 0 ? std::max(unit.mean_bytes, brought) : 0;

@@ -52,7 +52,8 @@ class Player {
   enum class State { Sharded, Gathering, Gathered };
   struct Unit {
     State state = State::Sharded;
-    size_t ticket = 0;  // while Gathering: number of the lane's tasks until it is gathered
+    size_t ticket = 0;    // while Gathering: number of the lane's tasks until it is gathered
+    bool second = false;  // what came from other hosts is there
   };
   struct Task {
     StepEvent event;
@@ -111,7 +112,7 @@ class Player {
       case Kind::Use:
         return use(i);
       case Kind::Release:
-        return release(i.what);
+        return release(i);
       case Kind::Reduce:
         return reduce(i);
       case Kind::ReduceBucket:
@@ -155,13 +156,17 @@ class Player {
     const StepUnit& u = step_.units[unit];
     units_[unit].state = State::Gathering;
     gathered_.gather(u);
-    submit(lanes_[kMain], {StepEvent::Kind::Gather, phase, unit}, u.gather, u.full_bytes + u.brought_bytes,
-           -u.brought_bytes, u.packed_bytes);
+    const bool again = u.second_bytes > 0 && std::exchange(units_[unit].second, true);
+    submit(lanes_[kMain], {StepEvent::Kind::Gather, phase, unit}, again ? u.gather_again : u.gather,
+           u.full_bytes + u.brought_bytes + (again ? 0 : u.second_bytes), -u.brought_bytes, u.packed_bytes);
     units_[unit].ticket = lanes_[kMain].tasks.size();
   }
 
-  bool release(int unit) {
+  bool release(const Instruction& i) {
+    const int unit = i.what;
     if (!arrived(unit)) return false;
+    if (i.phase == StepPhase::Backward && std::exchange(units_[unit].second, false))
+      note_memory(-step_.units[unit].second_bytes);
     if (units_[unit].state == State::Sharded) return true;
     note_memory(-step_.units[unit].full_bytes);
     gathered_.release(step_.units[unit]);
@@ -223,7 +228,7 @@ class Player {
         static_cast<int64_t>(scaled_up(static_cast<int128>(stolen_permille_) * (kWhole / 1000),
                                        time.transfer_ps, std::max<int64_t>(time.alone_ps, 1)));
     lane.tasks.push_back({event, begins_bytes, ends_bytes, copied_bytes, time.alone_ps, time.link,
-                          permille(time.transfer_ps, time.alone_ps),
+                          permille(time.transfer_ps - time.inside_ps, time.alone_ps),
                           std::max(permille(time.beside_ps, time.alone_ps), permille(stolen, kWhole)),
                           stolen});
   }

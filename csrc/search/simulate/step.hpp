@@ -17,8 +17,9 @@ enum class Link : int { InsideHost, BetweenHosts };
 // latter case each message waits for a core on a CPU.
 struct LaneTime {
   int64_t alone_ps = 0, beside_ps = 0;  // beside_ps >= alone_ps
-  int64_t transfer_ps = 0;              // part of alone_ps in which its link is busy; the rest is latency
+  int64_t transfer_ps = 0;              // part of alone_ps in which a link is busy; the rest is latency
   Link link = Link::InsideHost;
+  int64_t inside_ps = 0;  // part of transfer_ps on links inside the host, if `link` is that between hosts
 };
 
 // One operator's part of a micro-batch.
@@ -69,10 +70,10 @@ struct StepUnit {
   bool keeps = false;        // SHARD_GRAD_OP: stays gathered until its backward is over
   bool slice = false;        // gathered by its operator's product or look-up, released right after it
   LaneTime gather;
-  LaneTime reduce;             // zero: no trainable parameters
-  LaneTime average;            // HYBRID_SHARD: all-reduce between hosts after the reduction, on its own lane
-  int64_t full_bytes = 0;      // gathered parameters
-  int64_t gradient_bytes = 0;  // its members' full gradients, until the reduction is over
+  LaneTime reduce;                  // zero: no trainable parameters
+  LaneTime average;                 // between hosts, after the reduction inside them, on its own lane
+  int64_t full_bytes = 0;           // gathered parameters
+  int64_t gradient_bytes = 0;       // its members' full gradients, until the reduction is over
   int64_t kept_gradient_bytes = 0;  // this rank's part of the gradient, from the start of the reduction
   // Copies, at the start of the reduction, of gradients that cannot be sent in place (padding, another
   // dtype, or small ones that share a buffer).
@@ -95,7 +96,14 @@ struct StepUnit {
   // Offloaded: the part of kept_gradient_bytes that is on the device only while it is reduced. A further
   // micro-batch's reduction first copies the sum so far from the host, which takes `further_ps` more.
   int64_t host_gradient_bytes = 0, further_ps = 0;
-  int64_t brought_bytes = 0;  // rows as they are on the host, until the gather that casts them is over
+  // Until a gather is over: rows as they are on the host, which it casts, or what came from other hosts.
+  int64_t brought_bytes = 0;
+  // FULL_SHARD_HPZ: what came from other hosts, from the first gather in forward until its backward is over;
+  // and a gather in between.
+  int64_t second_bytes = 0;
+  LaneTime gather_again;
+  // Of a reduction inside the host: what is then reduced between hosts, until that is over.
+  int64_t of_host_bytes = 0;
 };
 
 // Gradients of replicated parameters, all-reduced together when the last is complete.

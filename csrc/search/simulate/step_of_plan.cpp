@@ -37,10 +37,13 @@ class Links {
       : collectives_(device), copy_(device.host.copy), delay_(delay) {}
 
   LaneTime gather(int64_t bytes, Mode mode) const { return time(collectives_.gather(mode), bytes); }
+  LaneTime gather_again(int64_t bytes, Mode mode) const {
+    return time(collectives_.gather_again(mode), bytes);
+  }
   LaneTime reduce(int64_t bytes, Mode mode) const { return time(collectives_.reduce(mode), bytes); }
   LaneTime all_reduce(int64_t bytes) const { return time(collectives_.all_reduce(), bytes); }
   LaneTime average(int64_t bytes, Mode mode) const {
-    return traits(mode).inside_hosts ? time(collectives_.average(), bytes) : LaneTime{};
+    return reduced_between(traits(mode)) ? time(collectives_.average(mode), bytes) : LaneTime{};
   }
   // To or from host memory.
   int64_t copy_ps(int64_t bytes) const {
@@ -54,8 +57,10 @@ class Links {
     if (bytes == 0) return {};
     const auto ps = [](double seconds) { return picoseconds(seconds, "a collective"); };
     const int64_t alone = ps(of.seconds(bytes));
-    return {alone, ps(of.delayed_s(bytes, delay_)), std::min(alone, ps(of.transfer_s(bytes))),
-            of.between_hosts() ? Link::BetweenHosts : Link::InsideHost};
+    const int64_t transfer = std::min(alone, ps(of.transfer_s(bytes)));
+    return {alone, ps(of.delayed_s(bytes, delay_)), transfer,
+            of.between_hosts() ? Link::BetweenHosts : Link::InsideHost,
+            std::min(transfer, ps(of.inside_s(bytes)))};
   }
 
   const Collectives collectives_;
@@ -330,6 +335,24 @@ class Builder {
     u.frozen_part = trained < tensors;
     u.once = u.keeps && request_.space.stage.once();
     if (traits(mode).on_host) add_copies(u, away, traits(mode).inside_hosts);
+    if (traits(mode).by_hosts) add_second(u, mode);
+  }
+
+  // What the ranks in the same place of all hosts exchange, of a gather and of a reduction.
+  void add_second(StepUnit& u, Mode mode) const {
+    const Device& device = request_.device;
+    int128 second = 0, reduced = 0;
+    for (int i : u.members)
+      for (const Tensor& t : model_.operators[i].tensors) {
+        const int128 rows = t.rows_of_places(device.ranks, device.hosts);
+        second += rows * t.compute_row();
+        if (t.trainable) reduced += rows * t.reduce_row();
+      }
+    if (std::max(second, reduced) > kLargestSum)
+      throw InvalidProblem("unit '" + u.name + "': more than 2^61 bytes");
+    (traits(mode).second ? u.second_bytes : u.brought_bytes) = static_cast<int64_t>(second);
+    u.of_host_bytes = static_cast<int64_t>(reduced);
+    if (traits(mode).second) u.gather_again = links_.gather_again(u.full_bytes, mode);
   }
 
   // What a rank has of a unit in host memory: rows, those of them that are trained, and those that are

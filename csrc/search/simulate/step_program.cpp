@@ -64,10 +64,12 @@ void check(const Step& step) {
     check_time(u.name, u.gather);
     check_time(u.name, u.reduce);
     check_time(u.name, u.average);
+    check_time(u.name, u.gather_again);
     if (u.further_ps < 0 || u.further_ps > kLargestSum)
       throw InvalidProblem("unit '" + u.name + "': a copy's time that is none");
     check_bytes(u.name, {u.full_bytes, u.gradient_bytes, u.kept_gradient_bytes, u.copied_bytes,
-                         u.packed_bytes, u.mean_bytes, u.cast_bytes, u.host_gradient_bytes, u.brought_bytes});
+                         u.packed_bytes, u.mean_bytes, u.cast_bytes, u.host_gradient_bytes, u.brought_bytes,
+                         u.second_bytes, u.of_host_bytes});
     for (const Span& s : u.calls) {
       if (!within(s.first, step.operators.size()) || !within(s.last, step.operators.size()) ||
           s.first > s.last) {

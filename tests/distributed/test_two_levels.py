@@ -1,0 +1,114 @@
+"""FULL_SHARD in two levels: gathered between hosts, then inside; with FULL_SHARD_HPZ what came from other hosts stays."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from harness import Member
+from support import blocks, plans
+from support.pair import Pair, naming
+from support.workload import Workload
+from test_hybrid import Tied, freeze
+from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+import osdp
+from osdp.description.model_description import ModelDescription
+from osdp.errors import ProcessGroupError
+from osdp.sharding.sharded_model import runtime_of
+
+MODES = ("FULL_SHARD_HIERARCHICAL", "FULL_SHARD_HPZ")
+
+
+def every_mode(description: ModelDescription) -> osdp.Plan:
+    """Modes and slices of all kinds in one model, half of its operators in two levels."""
+    plan, dice = plans.mixture(description, 0), random.Random(0)
+    chosen = dice.sample(list(plan.choices), k=len(plan.choices) // 2 + 1)
+    modes = (*MODES, "HYBRID_SHARD")
+    return plan.replace({name: osdp.Choice(modes[i % 3]) for i, name in enumerate(chosen)})
+
+
+def uniform(mode: str, recompute: str = ""):
+    def plan(description: ModelDescription) -> osdp.Plan:
+        chosen = plans.apart(osdp.Plan.uniform(description, mode))
+        return plans.recomputed(chosen, recompute) if recompute else chosen
+
+    return plan
+
+
+def pairs(me: Member, workload: Workload | None = None, recompute: str = "", **options):
+    for name, plan in {mode: uniform(mode, recompute) for mode in MODES}.items():
+        with naming(name):
+            yield Pair(me, workload or blocks.workload(count=2), plan, ranks_per_host=2, **options)
+
+
+def as_one_process(me: Member) -> None:
+    for pair in pairs(me):
+        pair.train(steps=2)
+        pair.train(steps=1, micros=3)
+        pair.train(steps=1, micros=2, no_sync=True)
+        pair.evaluate()
+        pair.train(steps=1)
+    with naming("every mode"):
+        pair = Pair(me, blocks.workload(count=2), every_mode, ranks_per_host=2)
+        pair.train(steps=3)
+        pair.evaluate()
+    for recompute in ("hold", "regather"):
+        for pair in pairs(me, recompute=recompute):
+            pair.train(steps=2)
+    for pair in pairs(me, prepare=freeze):
+        pair.train(steps=2)
+    batch = lambda n: ((torch.randint(9, (n, 3)),), torch.randint(9, (n, 3)))  # noqa: E731
+    for pair in pairs(me, Workload(Tied, batch, blocks.surprise)):
+        pair.train(steps=2)
+
+
+@pytest.mark.parametrize("world", [4, 2])
+def test_trains_as_one_process(ranks, world):
+    ranks(as_one_process, world=world)
+
+
+def sent(me: Member) -> dict[str, int]:
+    """Bytes that this rank sends between hosts and inside its own in a step of one layer, by mode."""
+    found = {}
+    for mode in ("FULL_SHARD", *MODES, "HYBRID_SHARD"):
+        torch.manual_seed(0)
+        model, x = (
+            torch.nn.Sequential(torch.nn.Linear(64, 64, bias=False), torch.nn.Tanh()),
+            torch.randn(2, 64),
+        )
+        plan = osdp.Plan.uniform(osdp.describe(model, x), mode)
+        model = osdp.fully_shard(model, plan, process_group=me.group, ranks_per_host=2)
+        sharded = runtime_of(model)
+        rows = [tuple(p.global_offsets) for p in sharded.pieces("0.weight")]
+        assert mode == "HYBRID_SHARD" or rows == [(16 * me.rank, 0)], (mode, rows)
+        sharded.runtime.reset_statistics()
+        model(x).sum().backward()
+        found[mode] = sharded.runtime.statistics()["sent_bytes"]
+    return found
+
+
+def test_what_is_sent(ranks):
+    """Of S bytes on 2 x 2 ranks: S/2 by each collective inside hosts, S/4 by each between them."""
+    inside, between = 64 * 64 * 4 // 2, 64 * 64 * 4 // 4
+    for found in ranks(sent, world=4):
+        assert found["FULL_SHARD"] == 3 * 3 * between  # a ring over all
+        assert found["FULL_SHARD_HIERARCHICAL"] == 3 * inside + 3 * between
+        assert found["FULL_SHARD_HPZ"] == 3 * inside + 2 * between
+        assert 0 <= found["HYBRID_SHARD"] - found["FULL_SHARD_HPZ"] < 64  # and a digest of copies
+
+
+def interleaved(me: Member) -> str:
+    model = torch.nn.Linear(8, 8)
+    plan = osdp.Plan.uniform(osdp.describe(model, torch.randn(2, 8)), "FULL_SHARD_HPZ")
+    mesh = DeviceMesh("cpu", [[0, 2], [1, 3]], mesh_dim_names=("replicate", "shard"))
+    with pytest.raises(ProcessGroupError, match="FULL_SHARD_HPZ needs hosts whose ranks are consecutive"):
+        osdp.fully_shard(model, plan, device_mesh=mesh)
+    dist.barrier()
+    return str(model.weight.shape)
+
+
+def test_interleaved_hosts_are_refused(ranks):
+    assert set(ranks(interleaved, world=4)) == {"torch.Size([8, 8])"}

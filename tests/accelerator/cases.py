@@ -34,13 +34,14 @@ ONE_OF_EACH = [
     "exception_in_backward",
 ]
 # What two ranks cannot show: lines of several ranks in columns of several.
-AMONG_FOUR = ["hybrid_bf16", "hybrid_accumulate", "offloaded_hybrid"]
+AMONG_FOUR = ["hybrid_bf16", "hybrid_accumulate", "offloaded_hybrid", "two_levels"]
 # What orders nothing that another case does not, and that case. `make test-accelerator-all` runs these, and so does
 # test_sensitivity.py; CI does not.
 SHOWN_BY_OTHERS = {
     "full_shard_few_units": "adamw",
     "hybrid_shard": "hybrid_bf16",
     "slices_out": "slices_in",
+    "two_levels": "full_shard",  # two ranks have one level
     "checkpoint_reentrant": "called_again",
     "checkpoint_non_reentrant": "recompute_regather",
     "bf16": "bf16_no_sync",
@@ -107,6 +108,17 @@ def hybrid_accumulate(s: Setting) -> None:
 @case
 def hybrid_bf16(s: Setting) -> None:
     accumulated(s, hybrid(s, mixed_precision=BF16), False)
+
+
+@case
+def two_levels(s: Setting) -> None:
+    """What came from other hosts is read by gathers of backward, and given back while others run."""
+    for mode, no_sync in (
+        ("FULL_SHARD_HPZ", False),
+        ("FULL_SHARD_HPZ", True),
+        ("FULL_SHARD_HIERARCHICAL", False),
+    ):
+        accumulated(s, sharded(s, mode, ranks_per_host=max(1, s.world // 2)), no_sync)
 
 
 def in_slices(s: Setting, split: str) -> None:

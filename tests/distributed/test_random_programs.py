@@ -40,7 +40,8 @@ class Script:
             whole = [
                 name for name, c in plan.choices.items() if c.mode == "FULL_SHARD" and c.granularity == 1
             ]
-            chosen = {n: osdp.Choice("HYBRID_SHARD") for n in whole if self.dice.random() < 0.6}
+            modes = ("HYBRID_SHARD", "FULL_SHARD_HPZ", "FULL_SHARD_HIERARCHICAL")
+            chosen = {n: osdp.Choice(self.dice.choice(modes)) for n in whole if self.dice.random() < 0.7}
             plan = plans.apart(plan.replace(chosen))
         blocks = [b.name for b in description.blocks if self.dice.random() < 0.4]
         return plan.replace(recompute={name: self.dice.choice(("hold", "regather")) for name in blocks})

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
+from torch import distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -61,8 +62,9 @@ def fully_shard(
     Without a plan it works like torch's `fully_shard`: it is called for the blocks first, then for the model;
     each becomes a unit that is gathered at its call (docs/drop-in.md describes each argument). `module` may
     be a list of modules; if they share a parameter, they are sharded when the model around them is.
-    `reshard_after_forward=False` is SHARD_GRAD_OP; True, None and a number are FULL_SHARD, or HYBRID_SHARD with
-    a mesh of two dimensions. `mp_policy` and `offload_policy` are torch's objects or OSDP's.
+    `reshard_after_forward=False` is SHARD_GRAD_OP; True and None are FULL_SHARD, or HYBRID_SHARD with a mesh of two
+    dimensions; a number n is FULL_SHARD_HPZ with hosts of n consecutive ranks each. `mp_policy` and `offload_policy`
+    are torch's objects or OSDP's.
 
     `dtensor_parameters`: whether parameters are DTensors outside of forward and backward, as FSDP2's are, with DTensors as
     gradients and optimizer states. By default they are without a plan; with one they are plain tensors that hold this
@@ -102,7 +104,7 @@ def fully_shard(
         {
             "process_group": process_group,
             "device_mesh": mesh,
-            "reshard_after_forward": reshard_after_forward is not False,
+            **_mode(reshard_after_forward, mesh, process_group, planned=options.get("memory") is not None),
             "mixed_precision": mp_policy,
             "cpu_offload": offload_policy,
             "ignored_states": ignored_params,
@@ -119,10 +121,28 @@ def fully_shard(
         as_fsdp_module(part)
         if dtensor_parameters is not False and (sharded := sharded_of(part)) is not None:
             show_dtensors(sharded)
-        if reshard_after_forward is False:
+        if told.reshard_after_forward is False:
             change_setting(parameters_of_unit(part), STAYS_IF_KEPT, True)  # over forwards, as torch's
         wait_for_inputs(part, told)
     return module
+
+
+def _mode(
+    reshard_after_forward: bool | int | None, mesh: DeviceMesh | None, group: GroupLike | None, planned: bool
+) -> dict[str, Any]:
+    """Options: to so many ranks each parameter is resharded after forward. 1: it stays gathered."""
+    n = reshard_after_forward
+    two_dimensions = isinstance(group, tuple) or (mesh is not None and mesh.ndim > 1)
+    if n is None or isinstance(n, bool) or two_dimensions or planned:
+        return {"reshard_after_forward": n is not False}
+    world = mesh.size() if mesh is not None else dist.get_world_size(group)
+    if n < 1 or world % n:
+        raise InvalidProblemError(
+            f"reshard_after_forward={n} must divide the {world} ranks that the module is sharded over"
+        )
+    if n in (1, world):
+        return {"reshard_after_forward": n > 1}
+    return {"sharding_strategy": "FULL_SHARD_HPZ", "ranks_per_host": n}
 
 
 def _refuse(parts: Sequence[nn.Module], mesh_dims: object, placement: Callable[..., Any] | None) -> None:

@@ -8,10 +8,11 @@ import pytest
 import torch
 from harness import Member
 from support import blocks, plans
-from support.pair import Pair, naming
+from support.pair import Pair, close, naming
 from support.workload import Workload
 from test_hybrid import Tied, freeze
 from torch import distributed as dist
+from torch.distributed import fsdp as torchs
 from torch.distributed.device_mesh import DeviceMesh
 
 import osdp
@@ -98,6 +99,34 @@ def test_what_is_sent(ranks):
         assert found["FULL_SHARD_HIERARCHICAL"] == 3 * inside + 3 * between
         assert found["FULL_SHARD_HPZ"] == 3 * inside + 2 * between
         assert 0 <= found["HYBRID_SHARD"] - found["FULL_SHARD_HPZ"] < 64  # and a digest of copies
+
+
+def as_fsdp2(me: Member, number: int) -> set[str]:
+    mesh = DeviceMesh("cpu", list(range(me.world)))
+    models, x = [], [torch.randn(4, 8) for _ in range(3)]
+    for library in (torchs, osdp):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(
+            *(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()) for _ in range(3))
+        )
+        for block in model:
+            library.fully_shard(block, mesh=mesh, reshard_after_forward=number)
+        models.append(library.fully_shard(model, mesh=mesh, reshard_after_forward=number))
+    for model in models:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for each in x:
+            model(each).square().sum().backward()
+            optimizer.step(), optimizer.zero_grad()
+    for theirs, ours in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert ours.placements == theirs.placements and ours.to_local().shape == theirs.to_local().shape
+        close(ours.full_tensor(), theirs.full_tensor(), 1e-6, "after 3 steps")
+    return {choice.mode for choice in runtime_of(models[1]).plan.choices.values()}
+
+
+def test_resharding_to_fewer_ranks_as_fsdp2(ranks):
+    modes = {1: "SHARD_GRAD_OP", 2: "FULL_SHARD_HPZ", 4: "FULL_SHARD"}
+    for number, mode in modes.items():
+        assert ranks(as_fsdp2, number, world=4) == [{mode}] * 4
 
 
 def interleaved(me: Member) -> str:

@@ -50,7 +50,7 @@ print(plan.explain(width=110))
 # Every point is a whole search under that limit. The figure beside a point is its batch size per rank.
 
 # %%
-frontier = plan.frontier(limits=[f"{gib}GiB" for gib in (5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 64)])
+frontier = plan.frontier(limits=[f"{gib}GiB" for gib in (6, 8, 12, 16, 20, 24, 32, 40)])
 print(frontier)
 _ = frontier.plot()
 

@@ -135,7 +135,6 @@ def test_every_result_and_the_description_are_those_of_the_fake_mode(
     make, sample = MODELS[name]
     model = make()
     cached, differing, known = FakeCallCache.call, [], [0]
-    described = osdp.describe(model, *sample)
 
     def compared(self: FakeCallCache, func: Any, args: Any, kwargs: Any) -> Any:
         before = len(self._results)
@@ -149,7 +148,7 @@ def test_every_result_and_the_description_are_those_of_the_fake_mode(
 
     with monkeypatch.context() as patch:
         patch.setattr(FakeCallCache, "call", compared)
-        osdp.describe(model, *sample)
+        described = osdp.describe(model, *sample)
     assert not differing and known[0] > 0
     monkeypatch.setattr(FakeCallCache, "call", lambda self, func, args, kwargs: func(*args, **kwargs))
     assert osdp.describe(model, *sample) == described

@@ -28,7 +28,7 @@ def searched(hardware: Hardware, memory: str = "24MiB", **arguments: object) -> 
 )
 def test_no_part_of_the_space_has_a_plan_below_the_bound(hardware: Hardware, memory: str) -> None:
     plan = searched(hardware, memory)
-    assert verify(plan) == "" and verify(plan, search=True) == ""
+    assert verify(plan) == ""
     assert plan.certificate is not None and 0 <= plan.certificate.gap <= plan.certificate.checked_gap < 1
     for part in ({"modes": "FULL_SHARD"}, {"checkpoint": False}, {"granularity": 1}):
         try:

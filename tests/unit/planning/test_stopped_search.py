@@ -14,10 +14,10 @@ from tests.unit.problems import problem_of
 PLANNER = runpy.run_path(str(Path(__file__).parents[3] / "benchmarks" / "planner.py"))
 
 
-@pytest.mark.parametrize(("widths", "limit"), [((1024, 2048, 4096), 16), ((6144,), 16)])
+@pytest.mark.parametrize(("widths", "limit"), [((1024, 2048, 4096), 12), ((6144,), 16)])
 def test_bound_and_proof_hold_whenever_it_is_stopped(widths: tuple[int, ...], limit: int) -> None:
     """Many phases bind in these models, so that every part of the search takes its share of the time."""
-    blocks = 48 if len(widths) > 1 else 3
+    blocks = 36 if len(widths) > 1 else 3
     hardware = Hardware.load("rtx-titan-8")
     transformer = PLANNER["transformer"]([w for w in widths for _ in range(blocks // len(widths))])
     planner = problem_of(transformer, hardware, 8).planner

@@ -284,7 +284,7 @@ def plans() -> dict[str, Plan]:
         ),
         "accumulating": osdp.search(
             small, memory=2 * least, world_size=4, hardware=hardware, global_batch_size=32,
-            precision="bf16-reduce-fp32", objective="memory", at_least=1.0,
+            precision="bf16-reduce-fp32", objective="memory", at_least=1.0, granularity=1,
         ),
         "hosts": osdp.search(
             gpt(2, 128), memory="24MiB", world_size=8, hosts=2, batch_size=2,

@@ -254,6 +254,7 @@ def test_numbers_for_people() -> None:
     ]  # fmt: skip
 
 
+@pytest.fixture(scope="module")
 def values(description: ModelDescription) -> dict[str, object]:
     """What a notebook's cell may end with."""
     plan = osdp.search(description, memory="2GiB", world_size=2, hardware="a100-8", batch_size=2)
@@ -270,8 +271,10 @@ def values(description: ModelDescription) -> dict[str, object]:
     }
 
 
-def test_every_value_prints_as_a_table_instead_of_its_fields(description: ModelDescription) -> None:
-    for name, value in values(description).items():
+def test_every_value_prints_as_a_table_instead_of_its_fields(
+    description: ModelDescription, values: dict[str, object]
+) -> None:
+    for name, value in values.items():
         shown = repr(value)
         assert len(shown) < 8000 and "(name=" not in shown and "\\n" not in shown, name
         assert 1 < len(shown.splitlines()) < 100, name
@@ -286,8 +289,7 @@ def test_text_is_escaped_in_a_notebook() -> None:
     assert repr(PrintedText("one\ntwo\n")) == "one\ntwo" and PrintedText("one\n") == "one\n"
 
 
-def test_every_table_of_times_says_whether_its_machine_was_measured(description: ModelDescription) -> None:
-    shown = values(description)
+def test_every_table_of_times_says_whether_its_machine_was_measured(values: dict[str, object]) -> None:
     for name in ("hardware", "plan", "timeline", "frontier"):
-        for text in (str(shown[name]), shown[name]._repr_html_()):  # type: ignore[attr-defined]
+        for text in (str(values[name]), values[name]._repr_html_()):  # type: ignore[attr-defined]
             assert "a100-8 (assumed)" in " ".join(re.sub("<[^>]*>", "", text).split()), name

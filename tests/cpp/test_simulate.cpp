@@ -61,9 +61,9 @@ void two_units_by_hand() {
       {StepEvent::Kind::Reduce, 1, 45, 52}, {StepEvent::Kind::Compute, 0, 45, 65},
       {StepEvent::Kind::Reduce, 0, 65, 72}, {StepEvent::Kind::Compute, -1, 72, 75}};
   CHECK_EQ(p.events.size(), expected.size());
-  for (const auto& [kind, what, begin, end] : expected) {
+  for (const auto& event : expected) {
     const auto match = [&](const StepEvent& e) {
-      return e.kind == kind && e.what == what && e.begin_ps == begin && e.end_ps == end;
+      return std::tie(e.kind, e.what, e.begin_ps, e.end_ps) == event;
     };
     CHECK_EQ(std::count_if(p.events.begin(), p.events.end(), match), 1);
   }

@@ -22,9 +22,9 @@ void what_one_must_not() {
        {std::pair(std::vector<const char*>{}, "shared memory"),
         std::pair(std::vector<const char*>{"OSDP_SHARED_MEMORY"}, "sockets"),
         std::pair(std::vector<const char*>{"OSDP_SHARED_MEMORY", "OSDP_SOCKETS"}, "gloo")})
-    for (const Ending& ending : on_processes(3, [&](Rank& me) {
+    for (const Ending& ending : on_processes(3, [&, &names = variables](Rank& me) {
            if (me.rank == 1)
-             for (const char* variable : variables) setenv(variable, "0", 1);
+             for (const char* variable : names) setenv(variable, "0", 1);
            return chosen(me);
          }))
       CHECK_EQ(ending.text, expected);

@@ -13,7 +13,7 @@ for _power, _letter in enumerate("kmgtp", start=1):
     _UNITS[f"{_letter}ib"] = 1024**_power
 
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*", re.ASCII)
-_LARGEST = 2**63 - 1
+MOST_BYTES = 2**58  # four times that, where limits above a plan's are tried, is below the planner's own 2^61
 
 
 def parse_bytes(value: int | float | str) -> int:
@@ -34,7 +34,7 @@ def parse_bytes(value: int | float | str) -> int:
             )
         whole, _, fraction = match[1].partition(".")
         # Integer arithmetic: a float has 53 bits, and a limit must not be rounded up.
-        size = int(whole + fraction) * unit // 10 ** len(fraction) if len(match[1]) <= 40 else _LARGEST + 1
+        size = int(whole + fraction) * unit // 10 ** len(fraction) if len(match[1]) <= 40 else MOST_BYTES + 1
     elif isinstance(value, bool) or not isinstance(value, (int, float)):
         raise InvalidProblemError(
             f"{value!r} is not a size: give bytes as a number, or a string such as '8GiB'"
@@ -43,8 +43,10 @@ def parse_bytes(value: int | float | str) -> int:
         raise InvalidProblemError(f"{value!r} is not a size: it must be finite")
     else:
         size = math.floor(value)
-    if not 0 <= size <= _LARGEST:
-        raise InvalidProblemError(f"{value!r} is not a size: it must be between 0 and 2**63 - 1 bytes")
+    if not 0 <= size <= MOST_BYTES:
+        raise InvalidProblemError(
+            f"{value!r} is not a size: it must be between 0 and 2**58 bytes ({format_bytes(MOST_BYTES)})"
+        )
     return size
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated
 
 from osdp import _search
+from osdp.base.byte_sizes import MOST_BYTES
 from osdp.base.json_files import InFile
 from osdp.base.schema import AtLeast, OneOf
 from osdp.errors import InvalidProblemError
@@ -287,6 +288,8 @@ def _problems(hardware: Hardware) -> Iterator[tuple[str, str]]:
     for name, rate in rates.items():
         if not 0 < rate <= 1e30:
             yield name, f"must be above 0 and at most 1e30, got {rate}"
+    if hardware.memory_bytes is not None and hardware.memory_bytes > MOST_BYTES:
+        yield "memory_bytes", f"must be at most 2**58, got {hardware.memory_bytes}"
     for name, size in asdict(hardware.device_memory).items():
         if not 0 <= size <= MOST_DEVICE_BYTES:
             yield f"device_memory.{name}", f"must be between 0 and 2^50, got {size}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from osdp import _search
+from osdp.base.byte_sizes import MOST_BYTES
 from osdp.base.json_files import InFile
 from osdp.base.later_methods import function_of
 from osdp.base.schema import AtLeast, OneOf
@@ -123,6 +124,8 @@ def parallel_problems(plan: ParallelPlan) -> Iterable[tuple[str, str]]:
             "global_batch_size",
             f"{plan.micro_batches} micro-batches of {plan.micro_batch_size} on {d} replicas are not it",
         )
+    if not 0 <= plan.memory_limit_bytes <= MOST_BYTES:
+        yield "memory_limit_bytes", f"must be between 0 and 2**58, got {plan.memory_limit_bytes}"
     if not plan.step_time_s > 0:
         yield "step_time_s", f"is {plan.step_time_s}"
     names = [o.name for s in plan.stages for o in s.plan.description.operators]

@@ -7,6 +7,7 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeVar
 
+from osdp.base.byte_sizes import MOST_BYTES
 from osdp.description.model_description import (
     KINDS,
     SAVED_BYTES,
@@ -58,8 +59,8 @@ def problems(plan: PlanFields) -> Iterator[tuple[str, str]]:
         value = getattr(plan, name)
         if value is not None and value < 1:
             yield name, f"must be at least 1, got {value}"
-    if plan.memory_limit_bytes is not None and plan.memory_limit_bytes < 0:
-        yield "memory_limit_bytes", f"must not be negative, got {plan.memory_limit_bytes}"
+    if plan.memory_limit_bytes is not None and not 0 <= plan.memory_limit_bytes <= MOST_BYTES:
+        yield "memory_limit_bytes", f"must be between 0 and 2**58, got {plan.memory_limit_bytes}"
     if plan.accumulation < 1:
         yield "accumulation", f"must be at least 1, got {plan.accumulation}"
     if plan.prefetch < 0:

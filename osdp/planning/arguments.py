@@ -101,6 +101,15 @@ def machine_of(hardware: Hardware | str | os.PathLike[str] | None) -> Hardware:
     return dataclasses.replace(Hardware.load(DEFAULT_HARDWARE), device_memory=DeviceMemory())
 
 
+def check_sample(model: nn.Module | ModelDescription, sample: Sample) -> None:
+    """Raise InvalidProblemError for a sample that would change nothing."""
+    if isinstance(model, ModelDescription) and sample is not None:
+        raise InvalidProblemError(
+            f"{model.name} is a description, whose activations are those of the sample that it was made with: sample= "
+            "would change nothing. Pass the model and the sample, or osdp.describe(model, sample) alone"
+        )
+
+
 def description_of(
     model: nn.Module | ModelDescription, sample: Sample, device: str | None = None
 ) -> ModelDescription:

@@ -28,6 +28,7 @@ from osdp.planning.arguments import (
     check_kernels,
     check_measured_ranks,
     check_precision,
+    check_sample,
     check_time_limit,
     default_batch,
     description_of,
@@ -150,7 +151,7 @@ def search(
 
     model_or_desc: a model, which is described first with `sample`, or the result of `osdp.describe`.
     sample: example inputs of the model's forward: its only argument (a tensor), a tuple of arguments, or a dict of
-        keyword arguments.
+        keyword arguments. A description has its own.
     memory: limit per rank, in bytes or as a string ("8GiB"); by default the hardware's.
     world_size: number of ranks; by default the process group's, else the hardware's.
     hardware: a Hardware (measured by `osdp.profile`), its name or its file. "this": measured now, in about five seconds
@@ -220,6 +221,7 @@ def search(
     degrees = degrees_asked(tensor_parallel, pipeline_parallel, tp_plan, schedule)
     if isinstance(gap, bool) or not 0 <= gap < 1:
         raise InvalidProblemError(f"gap must be at least 0 and less than 1, got {gap}")
+    check_sample(model_or_desc, sample)
     machine = this_machine(model_or_desc, sample) if hardware == THIS_MACHINE else machine_of(hardware)
     device = None if hardware is None else machine.device  # no machine: where the model is
     description = description_of(model_or_desc, sample, device)

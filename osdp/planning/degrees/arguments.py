@@ -21,17 +21,15 @@ def degrees_asked(
 ) -> bool:
     """Whether the search also decides, or has, degrees."""
     one_of("schedule", schedule, (AUTO, *SCHEDULES))
-    if tensor is None and pipeline is None:
-        if tp_plan is not None:
-            raise InvalidProblemError(
-                "tp_plan is given, but tensor_parallel is not: set it to 'auto' or a number of ranks"
-            )
-        if schedule != AUTO:
-            raise InvalidProblemError(
-                "schedule is given, but pipeline_parallel is not: set it to 'auto' or a number of stages"
-            )
-        return False
-    return True
+    if tensor is None and tp_plan is not None:
+        raise InvalidProblemError(
+            "tp_plan is given, but tensor_parallel is not: set it to 'auto' or a number of ranks"
+        )
+    if pipeline is None and schedule != AUTO:
+        raise InvalidProblemError(
+            "schedule is given, but pipeline_parallel is not: set it to 'auto' or a number of stages"
+        )
+    return tensor is not None or pipeline is not None
 
 
 def searched_degrees(

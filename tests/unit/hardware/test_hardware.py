@@ -86,6 +86,7 @@ def test_negative_costs_of_collectives_and_operators_are_refused() -> None:
     for broken, field in (
         (replace(hardware, all_reduce=Collective(-1e-6, 0.0)), "all_reduce.alpha_s"),
         (replace(hardware, gamma_s={"x.y": -1.0}), "gamma_s.x.y"),
+        (replace(hardware, memory_bytes=2**58 + 1), "memory_bytes"),
     ):
         with pytest.raises(FormatError) as caught:
             Hardware.loads(broken.dumps())

@@ -339,6 +339,7 @@ def damaged(plan: Plan, *where: Any, value: Any) -> str:
         (("description", "operators", 0, "parameter_bytes"), -1, "description.operators[0].parameter_bytes"),
         (("description", "operators", 0, "parameters"), 3, "description.operators[0].parameters"),
         (("description",), None, "description"),
+        (("memory_limit_bytes",), 2**58 + 1, "memory_limit_bytes"),
         (("version",), file_versions.newest("plan") + 1, "version"),
         (("version",), True, "version"),
         (("version",), 0, "version"),

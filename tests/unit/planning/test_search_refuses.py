@@ -92,6 +92,10 @@ def test_no_batch_is_the_best_of_a_model_that_keeps_nothing():
         ({"batch_size": 2**31}, r"batch_size is 2147483648; it must be between 1 and 2\*\*30"),
         # It was ignored: the plan has no stages.
         ({"schedule": "gpipe"}, "schedule is given, but pipeline_parallel is not"),
+        ({"schedule": "gpipe", "tensor_parallel": 2}, "schedule is given, but pipeline_parallel is not"),
+        # So was this: activations are those of the description's own sample.
+        ({"sample": (torch.zeros(8, 4),)}, "sample= would change nothing"),
+        ({"sample": (torch.zeros(8, 4),), "hardware": "this"}, "sample= would change nothing"),
         ({"schedule": "GPipe"}, "schedule must be one of"),
         ({"hardware": 3}, "hardware=3: give the name of a shipped machine"),
         ({"global_batch_size": 2**41}, "global_batch_size is"),

@@ -135,6 +135,7 @@ def test_stages_differ_where_the_model_does() -> None:
         ({"tensor_parallel": "all"}, "tensor_parallel must be 'auto' or a number of ranks, got 'all'"),
         ({"tensor_parallel": 2, "tp_plan": {"h.*.nothing": "colwise"}}, "tp_plan['h.*.nothing'] names no module"),
         ({"tensor_parallel": 2, "tp_plan": None}, "tensor_parallel=2 needs tp_plan="),
+        ({"tensor_parallel": None, "pipeline_parallel": 2}, "tp_plan is given, but tensor_parallel is not"),
         ({"tensor_parallel": None, "pipeline_parallel": None}, "tp_plan is given, but tensor_parallel is not"),
         ({"global_batch_size": None}, "set global_batch_size="),
         ({"global_batch_size": 6, "tensor_parallel": 1, "pipeline_parallel": 2}, "global batch of 6 is not divided by 4"),

@@ -132,10 +132,12 @@ def _mode(
 ) -> dict[str, Any]:
     """Options: to so many ranks each parameter is resharded after forward. 1: it stays gathered."""
     n = reshard_after_forward
-    two_dimensions = isinstance(group, tuple) or (mesh is not None and mesh.ndim > 1)
+    over = group if mesh is None else mesh
+    two_dimensions = isinstance(over, tuple) or (isinstance(over, DeviceMesh) and over.ndim > 1)
     if n is None or isinstance(n, bool) or two_dimensions or planned:
         return {"reshard_after_forward": n is not False}
-    world = mesh.size() if mesh is not None else dist.get_world_size(group)
+    assert not isinstance(over, tuple)
+    world = over.size() if isinstance(over, DeviceMesh) else dist.get_world_size(over)
     if n < 1 or world % n:
         raise InvalidProblemError(
             f"reshard_after_forward={n} must divide the {world} ranks that the module is sharded over"

@@ -357,14 +357,14 @@ def test_slices_of_further_micro_batches_are_added_in_place(ranks, split):
             assert 0.95 * predicted <= measured <= predicted + SLACK_BYTES, make
 
 
-def peak_between_hosts(me: Member) -> tuple[int, int]:
+def peak_between_hosts(me: Member, mode: str) -> tuple[int, int]:
     """Of two micro-batches; rows of the second wait for their average while others are reduced."""
     x = torch.randn(4, 512)
 
     def make() -> nn.Module:
         return nn.Sequential(*(nn.Linear(512, 512) for _ in range(6)))
 
-    plan = osdp.Plan.uniform(me.once(lambda: osdp.describe(make(), x)), "HYBRID_SHARD")
+    plan = osdp.Plan.uniform(me.once(lambda: osdp.describe(make(), x)), mode)
     plan = replace(plan, batch_size=4, accumulation=2)
     _C.memory_meter_install()
     gc.collect()
@@ -375,9 +375,14 @@ def peak_between_hosts(me: Member) -> tuple[int, int]:
     return max(peaks), plan.simulate(machine, me.world, hosts=2).largest_peak_bytes
 
 
-def test_rows_that_wait_for_another_host_are_in_the_plan(ranks):
-    for measured, predicted in ranks(peak_between_hosts, world=4):
-        assert 0.95 * predicted <= measured <= predicted + SLACK_BYTES
+@pytest.mark.parametrize(
+    ("mode", "least"),
+    # The last: what a gather has from other hosts may be there beside means that wait, but seldom is.
+    [("HYBRID_SHARD", 0.95), ("FULL_SHARD_HPZ", 0.95), ("FULL_SHARD_HIERARCHICAL", 0.9)],
+)
+def test_rows_that_wait_for_another_host_are_in_the_plan(ranks, mode, least):
+    for measured, predicted in ranks(peak_between_hosts, mode, world=4):
+        assert least * predicted <= measured <= predicted + SLACK_BYTES
 
 
 def peak_of_a_stage(me: Member, micro_batches: int) -> tuple[int, int]:

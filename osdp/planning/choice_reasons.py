@@ -144,6 +144,8 @@ def reason_for(operator: Operator, treated: Treated, *, times: int = 1) -> str:
     g, k = chosen.choice.granularity, chosen.choice.sharded_slices
     traits = _search.traits(mode)
     what = "sharded inside each host" if traits.inside_hosts else "sharded"
+    if traits.by_hosts:
+        what += f", gathered between hosts {'once' if traits.second else 'each time'} and inside them"
     what += f", {format_bytes(chosen.host_bytes)} in host memory" if traits.on_host else ""
     what = what if g == 1 else f"{k} of {g} slices sharded"
     room = f", at most {format_bytes(chosen.transient_bytes)} of it is whole at once" if g > 1 else ""

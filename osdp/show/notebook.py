@@ -29,6 +29,8 @@ _MODE_COLORS = {
     "SHARD_GRAD_OP": "#b26a00",
     "FULL_SHARD": "#00688b",
     "HYBRID_SHARD": "#8e24aa",
+    "FULL_SHARD_HIERARCHICAL": "#3949ab",
+    "FULL_SHARD_HPZ": "#00838f",
     "FULL_SHARD_OFFLOAD": "#3949ab",
     "HYBRID_SHARD_OFFLOAD": "#c62828",
 }

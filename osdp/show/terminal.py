@@ -21,6 +21,8 @@ MODE_STYLES = {
     "SHARD_GRAD_OP": "yellow",
     "FULL_SHARD": "cyan",
     "HYBRID_SHARD": "magenta",
+    "FULL_SHARD_HIERARCHICAL": "bright_blue",
+    "FULL_SHARD_HPZ": "bright_cyan",
     "FULL_SHARD_OFFLOAD": "blue",
     "HYBRID_SHARD_OFFLOAD": "red",
 }

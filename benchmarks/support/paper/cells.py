@@ -18,6 +18,7 @@ FSDP: dict[str, Any] = {"modes": "FULL_SHARD", "granularity": 1}
 BASE: dict[str, Any] = {"granularity": 1}
 OSDP: dict[str, Any] = {}
 HYBRID: dict[str, Any] = {"modes": "HYBRID_SHARD", "granularity": 1}
+HPZ: dict[str, Any] = {"modes": "FULL_SHARD_HPZ", "granularity": 1}
 PURE = {"DP": DP, "FSDP": FSDP, "OSDP-base": BASE, "OSDP": OSDP}
 
 

@@ -78,7 +78,8 @@ OURS: dict[str, Callable[[Sequence[Row]], Gains]] = {
     "ic_pure": lambda rows: over_pure(of_family(rows, "I&C")),
     "two_fsdp": lambda rows: over(of_family(rows, hosts=2), "FSDP"),
     "two_hybrid": lambda rows: gains(
-        (cell(r, "OSDP"), best([cell(r, "FSDP"), cell(r, "FSDP, hybrid")])) for r in of_family(rows, hosts=2)
+        (cell(r, "OSDP"), best([cell(r, name) for name in ("FSDP", "FSDP, hybrid", "FSDP, hpZ")]))
+        for r in of_family(rows, hosts=2)
     ),
     "script": lambda rows: gains(
         (none["OSDP"][0], none["FSDP"][0])

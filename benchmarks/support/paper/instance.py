@@ -8,6 +8,7 @@ from typing import Any
 from support.paper.cells import (
     BASE,
     FSDP,
+    HPZ,
     HYBRID,
     OSDP,
     PURE,
@@ -26,9 +27,12 @@ GATHERED_AGAIN: dict[str, Any] = {"checkpoint": "regather"}  # FairScale's way, 
 STOPPED_S = 10.0  # Algorithm 1
 
 
-def hybrid(model: str, setting: Setting) -> list[Cell]:
-    """FSDP sharded inside each server and replicated between them, which the paper does not compare with."""
-    return [searched(description(model, ADDITION), setting, k, **HYBRID, **NONE) for k in UNITS]
+def between_servers(model: str, setting: Setting) -> dict[str, list[Cell]]:
+    """FSDP's ways for several servers, which the paper does not compare with: sharded inside each and replicated between
+    them; ZeRO++'s, gathered between them once a step."""
+    ways = {"FSDP, hybrid": HYBRID, "FSDP, hpZ": HPZ}
+    short = description(model, ADDITION)
+    return {name: [searched(short, setting, k, **way, **NONE) for k in UNITS] for name, way in ways.items()}
 
 
 def measured(model: str, setting: Setting) -> dict[str, Any]:
@@ -48,7 +52,7 @@ def measured(model: str, setting: Setting) -> dict[str, Any]:
         "free choice": {"OSDP": [searched(short, setting, k, **OSDP) for k in UNITS]},
     }
     if setting.hosts > 1:
-        capped["none"]["FSDP, hybrid"] = hybrid(model, setting)
+        capped["none"] |= between_servers(model, setting)
     degrees = [with_degrees(short, setting, k * setting.ranks, **NONE) for k in UNITS]
     capped["degrees"] = {c: [row[c] for row in degrees] for c in degrees[0]}
     return {

@@ -24,7 +24,7 @@ def headlines(benchmarks_first: None) -> Iterator[Any]:
 
 def row(family: str, hosts: int, **columns: list[dict[str, Any]]) -> dict[str, Any]:
     none = {name: columns.get(name.replace("-", "_"), [OOM]) for name in ("DP", "FSDP", "OSDP-base", "OSDP")}
-    none["FSDP, hybrid"] = columns.get("hybrid", [OOM])
+    none["FSDP, hybrid"], none["FSDP, hpZ"] = columns.get("hybrid", [OOM]), [OOM]
     degrees = {
         name: columns.get(name.replace("3D+OSDP", "all").replace("3D", "three"), [OOM])
         for name in ("DP", "FSDP", "OSDP", "GPipe", "TP", "3D", "3D+OSDP")

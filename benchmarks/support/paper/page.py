@@ -30,9 +30,9 @@ with what:
   DP between them. 3D is tensor x pipeline x NO_SHARD, each degree, schedule (1F1B or GPipe), cut and micro-batch searched;
   GPipe one stage a rank, in its own schedule.
 - Recomputation is off unless a table says otherwise. OOM: nothing fits. N/A: fewer parts of the model than stages.
-- Two servers: HYBRID_SHARD (sharded inside a server, replicated between them) and FULL_SHARD_HPZ (sharded over both, gathered
-  between them once a step) are among OSDP's modes and not among FSDP's, which was FairScale's; against FSDP that has them,
-  too, there is a headline of its own.
+- Two servers: HYBRID_SHARD (sharded inside a server, replicated between them) and FULL_SHARD_HPZ (sharded over both,
+  gathered between them once a step) are among OSDP's modes and not among FSDP's, which was FairScale's; against FSDP that
+  has them, too, there is a headline of its own.
 """
 
 TITLES = {

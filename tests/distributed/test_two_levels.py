@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 import osdp
 from osdp.description.model_description import ModelDescription
 from osdp.errors import ProcessGroupError
+from osdp.fsdp.fsdp_module import as_fsdp_module
 from osdp.sharding.sharded_model import runtime_of
 
 MODES = ("FULL_SHARD_HIERARCHICAL", "FULL_SHARD_HPZ")
@@ -69,6 +70,31 @@ def as_one_process(me: Member) -> None:
 @pytest.mark.parametrize("world", [4, 2])
 def test_trains_as_one_process(ranks, world):
     ranks(as_one_process, world=world)
+
+
+def asked_for_between_passes(me: Member) -> None:
+    """What came from other hosts is not what a script is shown once the parameters have changed."""
+    for mode in MODES:
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 8))
+        plan = osdp.Plan.uniform(osdp.describe(model, torch.randn(2, 8)), mode)
+        osdp.fully_shard(model, plans.apart(plan), process_group=me.group, ranks_per_host=2)
+        as_fsdp_module(model)
+        model(torch.randn(2, 8)).sum().backward()
+        for value in (1.0, 2.0):
+            for p in model.parameters():
+                p.data.fill_(value)
+            model.unshard()
+            for p in model.parameters():
+                assert p.numel() in (64, 8) and (p == value).all(), (mode, value)
+            model.reshard()
+        out = model(torch.ones(1, 8)).sum()
+        with torch.no_grad():
+            model(torch.ones(1, 8))
+        out.backward()
+
+
+def test_a_script_is_shown_what_is_there(ranks):
+    ranks(asked_for_between_passes, world=4)
 
 
 def sent(me: Member) -> dict[str, int]:

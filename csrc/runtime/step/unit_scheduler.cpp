@@ -82,12 +82,12 @@ bool UnitScheduler::stale(const Unit& unit) const {
   return !state.needs.has(Need::Script) || state.version != unit.version();
 }
 
-// The shard that was gathered between hosts is read until the backward is over, even if the optimizer steps
-// before that, as what SHARD_GRAD_OP keeps. A new forward gathers a new one.
-const std::shared_ptr<comm::Tensors>& UnitScheduler::second_of(const Unit& unit) {
+// The shard that was gathered between hosts is read until the backward is over, as what SHARD_GRAD_OP keeps.
+// A new forward gathers a new one. Between passes parameters may change: what a script asks for has none.
+const std::shared_ptr<comm::Tensors>& UnitScheduler::second_of(const Unit& unit, For whom) {
   UnitState& state = state_of(unit);
-  if (!step_.in_backward && state.second_epoch != step_.epoch) state.second.reset();
-  const bool kept = traits(unit.mode).second && unit.shard_groups->levels;
+  const bool kept = whom == For::Pass && traits(unit.mode).second && unit.shard_groups->levels;
+  if (!kept || (!step_.in_backward && state.second_epoch != step_.epoch)) state.second.reset();
   if (kept && !state.second && (step_.in_backward || step_.grad_forward)) {
     state.second = std::make_shared<comm::Tensors>();
     state.second_epoch = step_.epoch;
@@ -95,12 +95,12 @@ const std::shared_ptr<comm::Tensors>& UnitScheduler::second_of(const Unit& unit)
   return state.second;
 }
 
-void UnitScheduler::unshard(Unit& unit) {
+void UnitScheduler::unshard(Unit& unit, For whom) {
   UnitState& state = state_of(unit);
   assert_state(unit, state.phase == Phase::Sharded || (state.phase == Phase::Unsharded && stale(unit)),
                "unshard");
   TransferPlan plan = TransferPlan::of_gather(unit.slots);
-  const std::shared_ptr<comm::Tensors>& second = second_of(unit);
+  const std::shared_ptr<comm::Tensors>& second = second_of(unit, whom);
   comm::EarlySend early = second && !second->empty()
                               ? unit.shard_groups->levels->early_send_inside(*second)
                               : unit.shard_groups->shard->early_send_of_gather(plan.sent_first());
@@ -381,10 +381,10 @@ void UnitScheduler::finish_units(bool creates_graph) {
   for (const auto& unit : shards_.units()) {
     UnitState& state = state_of(*unit);
     Needs& needs = state.needs;
+    state.second.reset();
     if (needs.has(Need::Graph) && !creates_graph) needs.drop(Need::Graph), needs.drop(Need::Backward);
     if (needs.has(Need::Gradients)) {
       needs.drop(Need::Gradients), needs.drop(Need::Backward);
-      state.second.reset();
       if (!state.stays_after_backward)
         needs.drop(Need::Script);
       else if (state.phase != Phase::Sharded)

@@ -121,9 +121,10 @@ class UnitScheduler {
 
  private:
   // --- transitions: Note [Unit states]
-  void unshard(Unit& unit);
+  enum class For { Pass, Script };
+  void unshard(Unit& unit, For whom = For::Pass);
   void wait_unshard(Unit& unit);
-  const std::shared_ptr<comm::Tensors>& second_of(const Unit& unit);  // to gather with now
+  const std::shared_ptr<comm::Tensors>& second_of(const Unit& unit, For whom);  // to gather with now
   // `again`: by a recomputation.
   void begin_use(Unit& unit, bool again);  // unshards it if need be, and prefetches the next ones
   void end_use(Unit& unit) { --state_of(unit).running; }

@@ -79,7 +79,7 @@ void UnitScheduler::unshard(const std::vector<int64_t>& params) {
       if (written_in(*unit)) end_read_only();
       reshard(*unit);
     }
-    if (state.phase == Phase::Sharded) unshard(*unit);
+    if (state.phase == Phase::Sharded) unshard(*unit, For::Script);
     need(*unit, Need::Script);
   }
 }

@@ -5,6 +5,29 @@
 
 using namespace osdp::search;
 
+// What is known in advance shortens a search, and never makes its bound or its plan wrong.
+void check_known(const Model& model, const Request& request, const Schedule& best, Random& r) {
+  const double optimum =
+      1e-12 * static_cast<double>(best.step_ps) / static_cast<double>(best.batch.samples());
+  for (const double part : {0.8, 0.999, 1.0, 1.2}) {
+    Known known;
+    known.enough_s_per_sample = part * optimum;
+    if (r() % 2 == 0) known.plans = {found_of(best)};
+    const Schedule s = schedule(model, request, {}, known);
+    CHECK(s.lower_bound_s_per_sample <= optimum * (1 + 1e-9));
+    CHECK(s.lower_bound_s_per_sample >= std::min(optimum, known.enough_s_per_sample) * (1 - 1e-9));
+    if (part > 1 && optimum > 0) CHECK_EQ(s.step_ps * best.batch.samples(), best.step_ps * s.batch.samples());
+  }
+  Known known;
+  known.useful_s_per_sample = 1.5 * optimum;
+  const Schedule near = schedule(model, request, {}, known);
+  CHECK(near.feasible && near.lower_bound_s_per_sample <= optimum * (1 + 1e-9));
+  known = {{found_of(best)}, best.lower_bound_s_per_sample};
+  const Schedule same = schedule(model, request, {}, known);
+  CHECK_EQ(same.step_ps * best.batch.samples(), best.step_ps * same.batch.samples());
+  CHECK(same.lower_bound_s_per_sample <= optimum * (1 + 1e-9));
+}
+
 int main() {
   constexpr int64_t kFew = 16;
   Random r(17);
@@ -62,6 +85,7 @@ int main() {
       const auto phases = plain_phases(model, request, classes, s.decision, s.batch);
       CHECK_EQ(*std::max_element(phases.begin(), phases.end()), s.peak_bytes);
       CHECK(s.peak_bytes <= request.limit_bytes);
+      if (turn % 4 == 0) check_known(model, request, s, r);
       for (Recompute way : s.decision.ways) recomputed += way != Recompute::None;
       many_rows += s.rows >= 5;
       for (const Found& f : s.runners_up) {

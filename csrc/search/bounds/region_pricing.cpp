@@ -32,6 +32,7 @@ Cheapest::Cheapest(const ColumnPool& pool) : rows_(pool.rows) {
 }
 
 void Cheapest::find(const Prices& prices, double time_scale) {
+  work_ += static_cast<int64_t>(values_.size());
   for (size_t w = 0; w + 1 < first_slot_.size(); ++w) {
     cost_[w] = 0;
     for (size_t s = first_slot_[w]; s < first_slot_[w + 1]; ++s) {

@@ -28,6 +28,8 @@ class Cheapest {
 
   // Chooses the cheapest options at given prices.
   void find(const Prices& prices, double time_scale);
+  // Steps that find() has taken so far.
+  int64_t work() const { return work_; }
   // The total cost of the operators of a way (Entry::first_way + index).
   double cost(size_t way) const { return cost_[way]; }
   // Adds `count` times the time and bytes of one way's operators.
@@ -44,6 +46,7 @@ class Cheapest {
   std::vector<double> values_, option_cost_;
   std::vector<double> cost_;     // by way
   std::vector<uint32_t> taken_;  // by slot: the option taken
+  int64_t work_ = 0;
 };
 
 class Evaluator {

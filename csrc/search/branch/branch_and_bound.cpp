@@ -56,7 +56,7 @@ void BranchAndBound::go_on() {
     BranchNode top = open_.top();
     if (budget_.tell_gap) budget_.tell_gap(apart(top));
     if (useless(top) || (any_ && best_.feasible)) break;
-    if (budget_.gap > 0 && best_.feasible && apart(top) <= budget_.gap) break;
+    if (enough(top) || (best_.feasible && apart(top) <= gap())) break;
     open_.pop();
     if (top.rows != rows_.size()) {
       top.box = everything(pool(top.lo.accumulation));
@@ -77,11 +77,21 @@ void BranchAndBound::go_on() {
   }
 }
 
+// The gap at which the search ends: larger where the best plan is so fast that no bound is of use.
+double BranchAndBound::gap() const {
+  constexpr double kPart = 0.1;
+  const double best = 1e-12 * static_cast<double>(best_.step_ps) / static_cast<double>(best_.batch.samples());
+  const double below = best > 0 ? known_.useful_s_per_sample / best - 1 : 0;
+  return budget_.gap > 0 || below > 0 ? std::max(budget_.gap, kPart * below) : -1;
+}
+
 void BranchAndBound::finish() {
   best_.rows = static_cast<int64_t>(rows_.size());
   best_.phases = rows_;
-  if (best_.feasible) {
-    double lowest = static_cast<double>(best_.step_ps) / static_cast<double>(best_.batch.samples());
+  double lowest = std::numeric_limits<double>::infinity();
+  if (best_.feasible)
+    lowest = static_cast<double>(best_.step_ps) / static_cast<double>(best_.batch.samples());
+  if (best_.feasible || known_.enough_s_per_sample < lowest) {
     bool proven = !gave_up_;
     const auto open = [&](const BranchNode& w) {
       if (useless(w)) return;
@@ -91,11 +101,21 @@ void BranchAndBound::finish() {
     if (!open_.empty()) open(open_.top());
     for (const BranchNode& w : given_up_) open(w);
     if (gave_up_) lowest = 0;
-    best_.optimal = proven;
-    best_.lower_bound_s_per_sample = lowest * 1e-12;
-    best_.runners_up = found_.beside({best_.batch, best_.decision, best_.step_ps, best_.peak_bytes});
+    best_.optimal = proven && best_.feasible;
+    if (lowest < std::numeric_limits<double>::infinity()) best_.lower_bound_s_per_sample = lowest * 1e-12;
+    if (best_.feasible)
+      best_.runners_up = found_.beside({best_.batch, best_.decision, best_.step_ps, best_.peak_bytes});
   }
+  if (attained())
+    best_.lower_bound_s_per_sample = std::max(best_.lower_bound_s_per_sample, known_.bound_s_per_sample);
   best_.seconds = watch_.seconds();
+}
+
+// Whether the best of the plans that are known attains the bound that is known.
+bool BranchAndBound::attained() const {
+  if (!best_.feasible || known_.bound_s_per_sample == 0) return false;
+  const double best = 1e-12 * static_cast<double>(best_.step_ps) / static_cast<double>(best_.batch.samples());
+  return best >= known_.bound_s_per_sample && best * (1 - budget_.gap) <= known_.bound_s_per_sample;
 }
 
 Budget BranchAndBound::rest_of_budget() const {
@@ -109,6 +129,8 @@ Schedule BranchAndBound::run() {
   first_rows_ = rows_.size();
   if (request_.depth_first) {
     depth_first();
+  } else if (attained()) {
+    gave_up_ = true;
   } else {
     begin();
     go_on();

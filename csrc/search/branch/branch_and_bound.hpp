@@ -46,8 +46,14 @@ class BranchAndBound {
  public:
   // `any`: stop at the first plan that fits.
   BranchAndBound(const Model& model, const Request& request, const Budget& budget,
-                 const EquivalenceClasses& classes, Stopwatch& watch, bool any)
-      : model_(model), request_(request), budget_(budget), watch_(watch), any_(any), classes_(classes) {}
+                 const EquivalenceClasses& classes, Stopwatch& watch, bool any, const Known& known = {})
+      : model_(model),
+        request_(request),
+        budget_(budget),
+        watch_(watch),
+        any_(any),
+        known_(known),
+        classes_(classes) {}
 
   // An initial incumbent, if it fits.
   void offer(const Decision& decision, Batch batch) {
@@ -73,6 +79,10 @@ class BranchAndBound {
   Cheapest& cheapest(int64_t accumulation);
   Region region(const BranchNode& w) const;
   bool useless(const BranchNode& w) const;
+  bool enough(const BranchNode& w) const { return w.bound >= enough_ps() * static_cast<double>(w.samples); }
+  double enough_ps() const { return 1e12 * known_.enough_s_per_sample; }
+  double gap() const;
+  bool attained() const;
   double apart(const BranchNode& w) const;
   // The bound is so close that no better plan is sought before branching.
   bool near(const BranchNode& w) const { return apart(w) < 0.002; }
@@ -103,6 +113,7 @@ class BranchAndBound {
   const Budget& budget_;
   Stopwatch& watch_;
   const bool any_;
+  const Known known_;
   const EquivalenceClasses& classes_;
   std::set<SubproblemKey> rounded_, priced_;
   std::set<SubproblemKey> broken_rows_;   // of leaves whose plan violated a row

@@ -54,6 +54,8 @@ bool BranchAndBound::go_on_in_subproblem(BranchNode w) {
   const double bound = subproblem.labels.bound_ps();  // of a step bound it may be 0 or less
   const double target = bound + subproblem.allowance * std::max(1.0, std::abs(bound));
   if (target < static_cast<double>(most)) most = static_cast<int64_t>(target);
+  if (const double enough = enough_ps() * static_cast<double>(w.samples); enough < static_cast<double>(most))
+    most = static_cast<int64_t>(std::ceil(enough));
   subproblem.allowance *= kWider;
   const LabelSettingResult found = subproblem.labels.look(most, cutoff(w), kLongest, watch_);
   if (!found.seen.choices.empty()) accept({Status::Feasible, found.seen_ps, 0, found.seen, 0}, w.lo);

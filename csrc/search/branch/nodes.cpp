@@ -39,25 +39,26 @@ double BranchAndBound::apart(const BranchNode& w) const {
 }
 
 void BranchAndBound::push(BranchNode w) {
-  if (watch_.stopped()) {  // only the parent's bound is known
+  if (w.samples != w.hi.samples()) {  // the parent's
     w.bound *= (1 - 1e-12) * static_cast<double>(w.hi.samples()) / static_cast<double>(w.samples);
     w.samples = w.hi.samples();
+  }
+  if (watch_.stopped()) {
     w.number = number_++;
     open_.push(std::move(w));
     return;
   }
-  const double enough = best_.feasible
-                            ? static_cast<double>(best_.step_ps) * static_cast<double>(w.hi.samples()) /
-                                  static_cast<double>(best_.batch.samples())
-                            : 1e300;
-  const Bounded b = relax(classes_, pool(w.lo.accumulation), request_, region(w), cheapest(w.lo.accumulation),
-                          w.prices, enough);
+  double enough = std::min(1e300, enough_ps() * static_cast<double>(w.samples));
+  if (best_.feasible)
+    enough = std::min(enough, static_cast<double>(best_.step_ps) * static_cast<double>(w.samples) /
+                                  static_cast<double>(best_.batch.samples()));
+  Cheapest& cheapest = this->cheapest(w.lo.accumulation);
+  const int64_t before = cheapest.work();
+  const Bounded b = relax(classes_, pool(w.lo.accumulation), request_, region(w), cheapest, w.prices, enough);
   best_.regions++;
-  watch_.spent(20000);
+  watch_.spent(20000 + cheapest.work() - before);
   if (!b.feasible) return;
-  const double known = w.samples == w.hi.samples() ? w.bound : 0;  // the parent's bound
-  w.bound = std::max(known, b.time - b.error);
-  w.samples = w.hi.samples();
+  w.bound = std::max(w.bound, b.time - b.error);
   w.rows = rows_.size();
   w.prices = b.prices;
   w.mixture = b.mixture;

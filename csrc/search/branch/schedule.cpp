@@ -31,7 +31,7 @@ int64_t smallest_limit(const Model& model, Request request, const EquivalenceCla
 
 }  // namespace
 
-Schedule schedule(const Model& model, const Request& request, const Budget& budget) {
+Schedule schedule(const Model& model, const Request& request, const Budget& budget, const Known& known) {
   validate(model);
   validate(request);
   Stopwatch watch(budget);
@@ -39,14 +39,17 @@ Schedule schedule(const Model& model, const Request& request, const Budget& budg
   const MinMemory least = min_memory(model, request, classes, request.limit_bytes, watch);
   Schedule s;
   if (request.depth_first || least.bound_bytes <= request.limit_bytes) {
-    BranchAndBound search(model, request, budget, classes, watch, false);
+    BranchAndBound search(model, request, budget, classes, watch, false, known);
     if (!request.depth_first && least.peak_bytes <= request.limit_bytes) {
       search.offer(least.decision, least.batch);
     }
+    for (const Found& plan : known.plans)
+      if (request.has(plan.batch)) search.offer(plan.decision, plan.batch);
     s = search.run();
   }
   // A search that was stopped has not proven that nothing fits.
-  if (!s.feasible && request.find_smallest && (!watch.stopped() || least.bound_bytes > request.limit_bytes)) {
+  if (!s.feasible && s.lower_bound_s_per_sample == 0 && request.find_smallest &&
+      (!watch.stopped() || least.bound_bytes > request.limit_bytes)) {
     s.smallest_limit_bytes = smallest_limit(model, request, classes, least, budget, watch);
   }
   s.stopped = watch.stopped();

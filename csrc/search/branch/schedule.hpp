@@ -2,6 +2,8 @@
 // blocks and sharding of operators. See docs/search.md for the objective.
 #pragma once
 
+#include <limits>
+
 #include "search/branch/fixed_node.hpp"
 #include "search/branch/runners_up.hpp"
 
@@ -14,10 +16,12 @@ struct Schedule {
   Batch batch;
   Decision decision;
   int64_t step_ps = 0, peak_bytes = 0;
-  std::vector<int> phases;              // those that were rows: operator indices, or kWholeStep
-  std::vector<Found> runners_up;        // other plans, nearly as fast (branch/runners_up.hpp)
-  int64_t smallest_limit_bytes = 0;     // if infeasible: the smallest feasible limit; 0: not known
-  double lower_bound_s_per_sample = 0;  // per rank; proven by the whole search
+  std::vector<int> phases;           // those that were rows: operator indices, or kWholeStep
+  std::vector<Found> runners_up;     // other plans, nearly as fast (branch/runners_up.hpp)
+  int64_t smallest_limit_bytes = 0;  // if infeasible: the smallest feasible limit; 0: not known
+  // Per rank, proven by the whole search; without a plan only if the bound is Known::enough.
+  double lower_bound_s_per_sample = 0;
+  int64_t work = 0;  // steps that the search took, if it counted them
   int64_t regions = 0, leaves = 0, nodes = 0, rows = 0;
   double seconds = 0;
 };
@@ -25,6 +29,17 @@ struct Schedule {
 // The plan that a search found.
 inline Found found_of(const Schedule& s) { return {s.batch, s.decision, s.step_ps, s.peak_bytes}; }
 
-Schedule schedule(const Model& model, const Request& request, const Budget& budget = {});
+// What is known of a problem before it is searched.
+struct Known {
+  std::vector<Found> plans;       // of the request's space, whether or not they fit
+  double bound_s_per_sample = 0;  // no plan is faster
+  // Bounds from here on need not be sharp: the search ends there, also without a plan.
+  double enough_s_per_sample = std::numeric_limits<double>::infinity();
+  // Smaller bounds are of no use: once a plan is faster than this, that plan need not be the fastest.
+  double useful_s_per_sample = 0;
+};
+
+Schedule schedule(const Model& model, const Request& request, const Budget& budget = {},
+                  const Known& known = {});
 
 }  // namespace osdp::search

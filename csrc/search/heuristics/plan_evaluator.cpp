@@ -53,6 +53,16 @@ int64_t PlanEvaluator::objective_ps(const IndexedPlan& plan) const {
   return osdp::search::step_ps(classes_, plan.decision, plan.batch);
 }
 
+int64_t PlanEvaluator::bound_ps(const IndexedPlan& plan) {
+  if (!request_.space.shares) return 0;
+  if (!of_bound_) {
+    Request bound = request_;
+    bound.space.every_latency = false;
+    of_bound_ = find_equivalence_classes(model(), bound);
+  }
+  return osdp::search::step_ps(*of_bound_, plan.decision, plan.batch);
+}
+
 PlainPlan PlanEvaluator::choices_of(const IndexedPlan& plan) const {
   PlainPlan result{plan.batch, {}, plan.decision.ways, plan.prefetch};
   for (size_t i = 0; i < plan.decision.choices.size(); ++i) {

@@ -46,6 +46,9 @@ class PlanEvaluator {
   int64_t step_ps(const IndexedPlan& plan) { return play(plan).step_ps; }
   // The plan's objective.
   int64_t objective_ps(const IndexedPlan& plan) const;
+  // With shares: no plan with these choices has a faster step, whatever is gathered ahead. 0: nothing is
+  // known.
+  int64_t bound_ps(const IndexedPlan& plan);
   int64_t plays() const { return plays_; }
 
   const std::vector<Candidate>& candidates(int op, Recompute way) const;
@@ -67,6 +70,7 @@ class PlanEvaluator {
   const int64_t most_bytes_;
   const EquivalenceClasses classes_;
   std::vector<const Slot*> slots_;  // by operator
+  std::optional<EquivalenceClasses> of_bound_;
   int64_t plays_ = 0;
   std::optional<Built> built_;  // the last plan's: memory and time are asked for in turn
 };

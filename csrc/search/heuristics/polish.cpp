@@ -16,7 +16,7 @@ constexpr int kStale = 40;      // consecutive changes without progress before a
 constexpr int kRepairs = 3;     // most attempts to repair a plan over the limit
 constexpr int kShrinks = 20;    // most attempts to shrink a plan over the limit
 constexpr int kKept = 4;        // most blocks whose recomputation is dropped at once
-constexpr int64_t kTries = 20;  // changes considered per step that may be simulated
+constexpr int64_t kTries = 4;   // changes considered per step that may be simulated
 constexpr double kGain = 2e-3;  // of the step, for which another turn is worth it
 
 struct Played {
@@ -122,7 +122,7 @@ class Polisher {
     IndexedPlan far = here_.plan;
     for (size_t n = 2 + neighbours_.below(4); n > 0; --n) neighbours_.change(far, false);
     --tries_;
-    if (!settle(far)) return false;
+    if (!settle(far, true)) return false;
     move_to({far, step_ps(far), here_.seed});
     return true;
   }
@@ -132,7 +132,7 @@ class Polisher {
       better = false;
       for (const auto& change : neighbours_.in_order()) {
         IndexedPlan next = here_.plan;
-        if (!more() || !change(next) || !repair(next)) continue;
+        if (!more() || !change(next) || !promises(next, true) || !repair(next)) continue;
         better |= take(next);
         if (use_room(next)) better |= take(next);
       }
@@ -141,7 +141,7 @@ class Polisher {
 
   // Moves to `next` if its simulated step is faster; returns whether it is.
   bool take(const IndexedPlan& next) {
-    if (!more()) return false;
+    if (!more() || hopeless(next)) return false;
     const Played played{next, step_ps(next), here_.seed};
     if (!played.faster_than(here_)) return false;
     move_to(played);
@@ -154,7 +154,7 @@ class Polisher {
       IndexedPlan next = here_.plan;
       neighbours_.change(next, coarse);
       while (neighbours_.below(3) == 0) neighbours_.change(next, coarse);
-      if (key_of(next) == key_of(here_.plan) || !settle(next)) continue;
+      if (key_of(next) == key_of(here_.plan) || !settle(next, false) || hopeless(next)) continue;
       const Played played{next, step_ps(next), here_.seed};
       if (here_.faster_than(played)) continue;
       if (played.faster_than(here_)) stale = -1;
@@ -162,8 +162,21 @@ class Polisher {
     }
   }
 
-  // Makes the plan fit; at random, also uses the memory left over.
-  bool settle(IndexedPlan& plan) {
+  // Whether its bound is above the step of the current plan.
+  bool hopeless(const IndexedPlan& plan) {
+    return faster(here_.step_ps, here_.plan.batch, evaluator_.bound_ps(plan), plan.batch);
+  }
+  // Whether it may be as fast as the current plan; `room`: with all memory used that seems to be left over.
+  bool promises(const IndexedPlan& plan, bool room) {
+    if (!hopeless(plan)) return true;
+    if (!room || !may_fit(plan)) return false;
+    IndexedPlan fuller = plan;
+    fill(fuller, sum_limit_);
+    return !hopeless(fuller);
+  }
+
+  // Makes the plan fit; at random, also uses the memory left over. `slower`: also if it promises nothing.
+  bool settle(IndexedPlan& plan, bool slower) {
     const size_t how = neighbours_.below(4);
     if (how & 1) {
       for (int n = 0; n < kKept; ++n) {
@@ -172,7 +185,8 @@ class Polisher {
         plan = std::move(kept);
       }
     }
-    if (!fit(plan)) return false;
+    shrink(plan);
+    if ((!slower && !promises(plan, how & 2)) || !fit(plan)) return false;
     if (how & 2) use_room(plan);
     return true;
   }
@@ -180,21 +194,26 @@ class Polisher {
   // Uses the memory left over where the objective gains most. False if that changes nothing.
   bool use_room(IndexedPlan& plan) {
     IndexedPlan fuller = plan;
-    std::vector<int64_t> phases = phases_of(plan);
-    const std::vector<double> prices(phases.size(), 1.0 / static_cast<double>(phases.size()));
-    const Pricing& pricing = pricing_of(plan);
-    pricing.improve(fuller.decision, phases, largest(phases) + spare(plan), prices);
+    fill(fuller, evaluator_.peak_bytes(plan) + spare(plan));
     if (fuller.decision.choices == plan.decision.choices || !fits(fuller)) return false;
     plan = std::move(fuller);
     return true;
   }
 
-  // Shrinks the plan where the objective loses least, or at random.
-  bool fit(IndexedPlan& plan) {
+  // Improves the objective while the sum keeps the limit.
+  void fill(IndexedPlan& plan, int64_t limit) {
+    std::vector<int64_t> phases = phases_of(plan);
+    const std::vector<double> prices(phases.size(), 1.0 / static_cast<double>(phases.size()));
+    pricing_of(plan).improve(plan.decision, phases, limit, prices);
+  }
+
+  // Shrinks the plan at random.
+  void shrink(IndexedPlan& plan) {
     int left = neighbours_.below(2) == 0 ? kShrinks : 0;
     while (left-- > 0 && !may_fit(plan) && neighbours_.shrink(plan)) continue;
-    return repair(plan) || (neighbours_.shrink(plan) && repair(plan));
   }
+  // Shrinks the plan where the objective loses least, or at random.
+  bool fit(IndexedPlan& plan) { return repair(plan) || (neighbours_.shrink(plan) && repair(plan)); }
 
   // Lowers the sum by what the plan's own peak is over; that peak may fall by less, so several times.
   bool repair(IndexedPlan& plan) {

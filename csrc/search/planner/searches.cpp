@@ -51,7 +51,7 @@ Request Searches::request(int64_t limit_bytes, const std::vector<Batch>& batches
   return request;
 }
 
-Schedule Searches::run(const Request& request, double gap, int64_t work) {
+Schedule Searches::run(const Request& request, double gap, int64_t work, const Known& known) {
   Budget budget;
   if (limit_s_ > 0) budget.time_limit_s = std::max(left_s(), kLeastShare * limit_s_);
   budget.interrupted = [this] { return interrupted(); };
@@ -60,7 +60,10 @@ Schedule Searches::run(const Request& request, double gap, int64_t work) {
   budget.tell_gap = wish_.tell_gap;
   if (work == 0 && counts_work(request, wish_)) work = wish_.work;
   if (work > 0) budget.work = &work;
-  return schedule(planner_.model(), request, budget);
+  const int64_t before = work;
+  Schedule s = schedule(planner_.model(), request, budget, known);
+  s.work = before - work;
+  return s;
 }
 
 bool Searches::limit_is_of_sum() const {

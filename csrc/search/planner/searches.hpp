@@ -28,7 +28,7 @@ class Searches {
   const Wish& wish() const { return wish_; }
 
   // Ends at a relative gap of `gap`, or after `work` steps (0: the wish's number, if it counts steps).
-  Schedule run(const Request& request, double gap = 0, int64_t work = 0);
+  Schedule run(const Request& request, double gap = 0, int64_t work = 0, const Known& known = {});
 
   // The plan with the fastest step that was found among those that fit, with a bound but without prices. If
   // there is none, the smallest limit known to be feasible.

@@ -15,7 +15,8 @@ namespace osdp::search {
 namespace {
 
 constexpr int kMostRounds = 12;
-constexpr int64_t kWork = 20'000'000;  // steps of the search for one pair of shares
+constexpr int64_t kWork = 20'000'000;      // steps of the search for one pair of shares
+constexpr int64_t kAllWork = 100 * kWork;  // of all of them
 // How often a range is divided at most, and as long as that does not raise the bound.
 constexpr int kMostDivisions = 24, kFewDivisions = 8;
 constexpr int64_t kAlikeSizes = 32;  // batches that differ by one part in so many are not divided
@@ -32,6 +33,7 @@ StepProver::StepProver(Searches& searches, const Request& problem, int64_t limit
       problem_(problem),
       limit_bytes_(limit_bytes),
       gap_(gap),
+      work_(kAllWork),
       classes_(find_equivalence_classes(searches.planner().model(),
                                         bound_request(problem, {0, kWhole}, limit_bytes))) {
   find_sizes();
@@ -254,14 +256,9 @@ std::pair<StepShares, double> StepProver::best_weights(const std::vector<PlanBou
 
 StepProver::Range StepProver::bounded(GatherRange gather, BatchSizes sizes, const Range& beginning,
                                       double enough) {
-  Range range{gather,
-              sizes,
-              beginning.bound_s_per_sample,
-              beginning.shares,
-              true,
-              beginning.size,
-              {},
-              pairs_over(gather)};
+  Range range = beginning;
+  range.gather = gather, range.sizes = sizes, range.feasible = true;
+  range.phases.clear(), range.pairs = pairs_over(gather);
   for (PairWeight& pair : range.pairs) {
     for (const PairWeight& known : beginning.pairs)
       if (known.earlier_bytes == pair.earlier_bytes && known.later_bytes == pair.later_bytes)
@@ -271,23 +268,31 @@ StepProver::Range StepProver::bounded(GatherRange gather, BatchSizes sizes, cons
   std::vector<PairWeight> weights = range.pairs;
   std::optional<PlanLines> lines;
   std::vector<PlanBound> plans;
+  // With the same shares a plan of a part of its range attains the same bound, if it fits there and costs the
+  // same.
+  Known known{beginning.plan, beginning.bound_s_per_sample, enough};
   for (int round = 0; round < kMostRounds; ++round) {
     Request request = bound_request(problem_, shares, limit_bytes_, gather);
     request.sizes = sizes;
     request.space.of_sizes = request.micro_batches();
     for (const PairWeight& pair : weights)
       if (pair.weight > 0) request.space.pairs.push_back(pair);
-    const Schedule found = searches_.run(request, gap_ / 20, kWork);
+    const Schedule found = searches_.run(request, gap_ / 20, std::clamp<int64_t>(work_, 1, kWork), known);
+    work_ -= found.work;
+    const double bound = found.lower_bound_s_per_sample;
     if (!found.feasible) {
-      range.feasible = round > 0 || found.stopped;
+      range.feasible = round > 0 || found.stopped || bound > 0;
+      range.bound_s_per_sample = std::max(range.bound_s_per_sample, bound);
       break;
     }
-    const double bound = found.lower_bound_s_per_sample;
     if (round == 0) range.size = found.batch.size;
     if (bound > range.bound_s_per_sample) {
       range.bound_s_per_sample = bound, range.size = found.batch.size;
       range.shares = shares, range.pairs = weights, range.phases = found.phases;
+      range.plan = {found_of(found)};
     }
+    known.plans.push_back(found_of(found));
+    known.bound_s_per_sample = 0, known.useful_s_per_sample = range.bound_s_per_sample;
     if (!lines) {
       lines.emplace(lines_in(gather));
       if (problem_.batches.empty()) range.sizes.most = std::min(range.sizes.most, classes_.most_batch);
@@ -350,7 +355,7 @@ bool StepProver::sharpen(double enough) {
   };
   const Range lowest = ranges_.front();
   const bool raised = lowest.bound_s_per_sample > first_bound_ * (1 + gap_ / 10);
-  if (divisions_ == (raised ? kMostDivisions : kFewDivisions)) return false;
+  if (work_ <= 0 || divisions_ == (raised ? kMostDivisions : kFewDivisions)) return false;
   std::vector<Range> parts;
   for (const auto& [gather, sizes] : parts_of(lowest)) {
     if (searches_.over()) return false;

@@ -24,6 +24,10 @@
 // that of shares which suit none. The plans are branched on the batch, too, at the one of the plan that
 // attains the lowest bound.
 //
+// Each of these searches knows the plans that attained the bounds before it: where one still attains the
+// range's bound, there is nothing to search. It ends at a bound that is enough, with a plan or without; and
+// of shares at which some plan is below the bound that other shares prove, it finds only nearly the lowest.
+//
 // The weights of pairs of neighbours (Note [Neighbours] in problem/step_bound.hpp) are chosen in each range
 // as the shares are, by the plans found so far: for given shares the bound is concave in them.
 #pragma once
@@ -68,6 +72,7 @@ class StepProver {
     int64_t size = 1;               // the batch of the plan that attains it
     std::vector<int> phases;        // that its search constrained
     std::vector<PairWeight> pairs;  // of that bound
+    std::vector<Found> plan;        // that attains it, if one is known
   };
   // A plan's bound in ps per sample: what each share adds, the compute form's at the knots.
   static constexpr size_t kMostKnots = 4;
@@ -109,6 +114,7 @@ class StepProver {
   const Request problem_;
   const int64_t limit_bytes_;
   const double gap_;
+  int64_t work_;  // steps of all searches that are left
   const EquivalenceClasses classes_;
   std::vector<int64_t> sizes_;  // ascending: budgets into which something more fits than into smaller ones
   // Ascending shares, 0 and the whole among them: from one at which transfers take as much alone as beside

@@ -14,8 +14,9 @@
 namespace osdp::search {
 namespace {
 
-constexpr double kFar = 0.02;   // gap above which parts of the space are searched to the end
-constexpr double kNear = 0.05;  // by how much a part's plans may be slower than the fastest, to be improved
+constexpr double kFar = 0.02;  // gap above which parts of the space are searched to the end
+constexpr double kNear =
+    0.05;  // by how much plans may be slower than the fastest, to be improved, or than the bound
 // Bounds are no sharper for a smaller gap: that takes up to a hundred times as long, and raises none by more
 // than a part of this.
 constexpr double kSharpest = 0.005;
@@ -46,7 +47,11 @@ class StepSearch {
 
   Answer run() {
     if (!first_plans()) return {};
+    // Parts are bounded in a fraction of the time. Where the first plans are slow, theirs come first: the
+    // faster the best plan, the less is left to be bounded.
+    if (fastest_ps() < (1 + kNear) * bound_ps()) sharpen();
     for (const Narrow narrow : kParts) search_part(narrow, gap_);
+    sharpen();
     if (!fits() && least_fits()) consider(searches_.least(problem_.batches).plan);
     if (fits() && !done()) improve();
     for (const Narrow narrow : kPartsIfFar)
@@ -90,9 +95,7 @@ class StepSearch {
     evaluator_.emplace(*weighed_, searches_.planner().player(), limit_.most_bytes());
     consider_proven();
     // Over all batches the smallest limit is that of the least plan; a batch is searched to the end.
-    if (problem_.batches.empty() && !fits() && !least_fits()) return false;
-    sharpen();
-    return true;
+    return fits() || !problem_.batches.empty() || least_fits();
   }
 
   bool least_fits() {
@@ -192,6 +195,7 @@ class StepSearch {
         *part->searches, part->searches->request(problem_.limit_bytes, problem_.batches), limit_);
     part->search->to_beat_ps_ = fastest_ps();
     if (!part->search->first_plans()) return;
+    part->search->sharpen();
     consider_part(*part->search);
     parts_.push_back(std::move(part));
   }

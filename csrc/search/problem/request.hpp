@@ -168,6 +168,12 @@ struct Request {
   // The batches that are searched; those of all sizes are one range.
   std::vector<BatchRange> ranges() const;
 
+  bool has(Batch batch) const {
+    return sizes.least <= batch.size && batch.size <= sizes.most &&
+           (batches.empty() ? batch.accumulation == 1
+                            : std::find(batches.begin(), batches.end(), batch) != batches.end());
+  }
+
   // The smallest and the largest of their micro-batches.
   BatchSizes micro_batches() const;
 

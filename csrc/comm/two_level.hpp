@@ -1,5 +1,5 @@
-// TwoLevel: all-gather and reduce-scatter over the ranks of several hosts, as one collective between hosts
-// and one inside each.
+// TwoLevel: an all-gather over the ranks of several hosts, as one collective between hosts and one inside
+// each.
 //
 // Note [Between hosts, then inside]
 // A ring over all N = H R ranks (H hosts of R ranks) sends (N-1)/N S out of every host. But a host needs only
@@ -27,7 +27,6 @@ namespace osdp::comm {
 // The `count` equal parts of each flat tensor, one after the other: of `count` hosts.
 Tensors parts_of(const Tensors& tensors, int64_t count);
 
-// The all-gather.
 class TwoLevel final : public Collectives {
  public:
   // `all`: of the same ranks in one group, which does everything else. `line`, `column`: of this rank.

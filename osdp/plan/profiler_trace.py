@@ -23,6 +23,7 @@ from osdp.plan.timeline import Timeline, TimelineEvent
 
 COMPUTATION = {"forward": "forward", "recomputation": "recompute", "backward": "backward"}  # label -> phase
 COMMUNICATION = (  # label -> resource, action; the longest first
+    ("reduce-scatter between lines", "between hosts", "average"),
     ("all-reduce between lines", "between hosts", "average"),
     ("reduce-scatter", "communication", "reduce"),
     ("all-gather", "communication", "gather"),

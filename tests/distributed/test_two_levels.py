@@ -72,6 +72,16 @@ def test_trains_as_one_process(ranks, world):
     ranks(as_one_process, world=world)
 
 
+def on_one_level(me: Member) -> None:
+    """One rank on each host."""
+    for mode in MODES:
+        Pair(me, blocks.workload(count=1), uniform(mode), ranks_per_host=1).train(steps=2)
+
+
+def test_one_rank_on_each_host(ranks):
+    ranks(on_one_level, world=3)
+
+
 def asked_for_between_passes(me: Member) -> None:
     """What came from other hosts is not what a script is shown once the parameters have changed."""
     for mode in MODES:

@@ -37,6 +37,7 @@ STEP = [
     ran("b backward", 10, 14),
     ran("b reduce-scatter", 13, 16),
     ran("b all-reduce between lines", 16, 17),
+    ran("c reduce-scatter between lines", 17, 18),
     ran("a recomputation", 14, 15),
     ran("a backward", 15, 18),
     ran("c all-reduce", 17, 20),
@@ -74,6 +75,7 @@ def test_a_step_is_what_the_innermost_range_computes_less_what_is_waited_for(tmp
         ("communication", "gather", "forward", "a", 0, 3),
         ("communication", "reduce", "backward", "b", 13, 16),
         ("between hosts", "average", "backward", "b", 16, 17),
+        ("between hosts", "average", "backward", "c", 17, 18),
         ("communication", "all_reduce", "backward", "c", 17, 20),
     ]
     times = (step.step_time_s, step.compute_s, step.communication_s, step.overlap_s, step.optimizer_s)

@@ -132,7 +132,7 @@ class Polisher {
       better = false;
       for (const auto& change : neighbours_.in_order()) {
         IndexedPlan next = here_.plan;
-        if (!more() || !change(next) || !promises(next, true) || !repair(next)) continue;
+        if (!more() || !change(next) || !may_be_faster(next, true) || !repair(next)) continue;
         better |= take(next);
         if (use_room(next)) better |= take(next);
       }
@@ -141,7 +141,7 @@ class Polisher {
 
   // Moves to `next` if its simulated step is faster; returns whether it is.
   bool take(const IndexedPlan& next) {
-    if (!more() || hopeless(next)) return false;
+    if (!more() || too_slow(next)) return false;
     const Played played{next, step_ps(next), here_.seed};
     if (!played.faster_than(here_)) return false;
     move_to(played);
@@ -154,7 +154,7 @@ class Polisher {
       IndexedPlan next = here_.plan;
       neighbours_.change(next, coarse);
       while (neighbours_.below(3) == 0) neighbours_.change(next, coarse);
-      if (key_of(next) == key_of(here_.plan) || !settle(next, false) || hopeless(next)) continue;
+      if (key_of(next) == key_of(here_.plan) || !settle(next, false) || too_slow(next)) continue;
       const Played played{next, step_ps(next), here_.seed};
       if (here_.faster_than(played)) continue;
       if (played.faster_than(here_)) stale = -1;
@@ -163,19 +163,19 @@ class Polisher {
   }
 
   // Whether its bound is above the step of the current plan.
-  bool hopeless(const IndexedPlan& plan) {
+  bool too_slow(const IndexedPlan& plan) {
     return faster(here_.step_ps, here_.plan.batch, evaluator_.bound_ps(plan), plan.batch);
   }
   // Whether it may be as fast as the current plan; `room`: with all memory used that seems to be left over.
-  bool promises(const IndexedPlan& plan, bool room) {
-    if (!hopeless(plan)) return true;
+  bool may_be_faster(const IndexedPlan& plan, bool room) {
+    if (!too_slow(plan)) return true;
     if (!room || !may_fit(plan)) return false;
     IndexedPlan fuller = plan;
     fill(fuller, sum_limit_);
-    return !hopeless(fuller);
+    return !too_slow(fuller);
   }
 
-  // Makes the plan fit; at random, also uses the memory left over. `slower`: also if it promises nothing.
+  // Makes the plan fit; at random, also uses the memory left over. `slower`: also if it cannot be faster.
   bool settle(IndexedPlan& plan, bool slower) {
     const size_t how = neighbours_.below(4);
     if (how & 1) {
@@ -186,7 +186,7 @@ class Polisher {
       }
     }
     shrink(plan);
-    if ((!slower && !promises(plan, how & 2)) || !fit(plan)) return false;
+    if ((!slower && !may_be_faster(plan, how & 2)) || !fit(plan)) return false;
     if (how & 2) use_room(plan);
     return true;
   }

@@ -46,14 +46,17 @@ def test_the_largest_batch():
     )
 
 
-def test_hybrid_shard_is_chosen_where_links_between_hosts_are_slow():
+def test_gathers_stay_inside_hosts_where_links_between_them_are_slow():
     hardware = machine(8, between_hosts=Collective(1e-4, 2e-9))
     arguments = dict(memory="24MiB", world_size=8, hardware=hardware, batch_size=2)
-    flat = osdp.search(gpt(4, 256), hosts=2, modes=("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD"), **arguments)
-    plan = osdp.search(gpt(4, 256), hosts=2, **arguments)
-    assert any(c.mode == "HYBRID_SHARD" for c in plan.choices.values())
-    assert plan.predicted.step_time_s < flat.predicted.step_time_s
-    assert verify(plan) == "" and plan.searched.hosts == 2
+    flat = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD")
+    modes = (flat, (*flat, "HYBRID_SHARD"), "auto", (*flat, "HYBRID_SHARD", "FULL_SHARD_HIERARCHICAL"))
+    plans = [osdp.search(gpt(4, 256), hosts=2, modes=allowed, **arguments) for allowed in modes]
+    for plan, mode in zip(plans[1:3], ("HYBRID_SHARD", "FULL_SHARD_HPZ"), strict=True):
+        assert mode in {c.mode for c in plan.choices.values()}
+    steps = [plan.predicted.step_time_s for plan in plans]
+    assert steps[2] <= steps[1] < steps[0] and steps[3] < steps[0]
+    assert [verify(plan) for plan in plans] == [""] * 4 and plans[1].searched.hosts == 2
     with pytest.raises(osdp.InvalidProblemError, match="HYBRID_SHARD needs several hosts"):
         osdp.search(gpt(1, 64), modes="HYBRID_SHARD", **arguments)
     with pytest.raises(osdp.InvalidProblemError, match="hosts is 3"):

@@ -86,9 +86,8 @@ def agreed_grid(
             f"{len(grid.lines)}: search with hosts={len(grid.lines)}, or state which ranks share a "
             f"host with device_mesh=, ranks_per_host= or the environment variable {RANKS_PER_HOST}"
         )
-    consecutive = all(line[-1] - line[0] == len(line) - 1 for line in map(sorted, grid.lines))
-    ordered = all(list(line) == sorted(line) for line in grid.lines)
-    if any(each.by_hosts for each in traits) and not (consecutive and ordered):
+    host_by_host = [rank for line in grid.lines for rank in line] == list(range(together.world_size))
+    if any(each.by_hosts for each in traits) and not host_by_host:
         name = next(c.mode for c in plan.choices.values() if c.traits.by_hosts)
         raise ProcessGroupError(
             f"{name} needs hosts whose ranks are consecutive; found {[list(line) for line in grid.lines]}. "

@@ -168,9 +168,10 @@ def test_resharding_to_fewer_ranks_as_fsdp2(ranks):
 def interleaved(me: Member) -> str:
     model = torch.nn.Linear(8, 8)
     plan = osdp.Plan.uniform(osdp.describe(model, torch.randn(2, 8)), "FULL_SHARD_HPZ")
-    mesh = DeviceMesh("cpu", [[0, 2], [1, 3]], mesh_dim_names=("replicate", "shard"))
-    with pytest.raises(ProcessGroupError, match="FULL_SHARD_HPZ needs hosts whose ranks are consecutive"):
-        osdp.fully_shard(model, plan, device_mesh=mesh)
+    for lines in ([[0, 2], [1, 3]], [[2, 3], [0, 1]]):
+        mesh = DeviceMesh("cpu", lines, mesh_dim_names=("replicate", "shard"))
+        with pytest.raises(ProcessGroupError, match="FULL_SHARD_HPZ needs hosts whose ranks are consecutive"):
+            osdp.fully_shard(model, plan, device_mesh=mesh)
     dist.barrier()
     return str(model.weight.shape)
 

@@ -26,7 +26,6 @@ from osdp.base.warned import warn
 from osdp.errors import InvalidProblemError, ShardingError
 from osdp.fsdp.new_dtypes import take_new_dtypes
 from osdp.fsdp.pipelining import from_schedule, refuse_split_backward, state_of, staying
-from osdp.plan.plan_fields import parameters_with
 from osdp.sharding.dtensor_parameters import as_rows
 from osdp.sharding.forward_methods import part_of, register_forward_method
 from osdp.sharding.nested_models import with_parts
@@ -41,6 +40,7 @@ from osdp.sharding.parameter_settings import (
     set_divide_factor,
 )
 from osdp.sharding.sharded_model import sharded_of
+from osdp.sharding.sharded_parameters import hybrid_names
 
 
 def _accepted(self: nn.Module, *_: Any, **__: Any) -> None:
@@ -189,8 +189,7 @@ class FSDPModule(nn.Module):
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
         """Accepted without effect where HYBRID_SHARD is not used; with it, False raises ShardingError."""
         _, sharded, _ = part_of(self)
-        lines = () if sharded.grid is None else sharded.grid.lines
-        if not requires_all_reduce and len(lines) > 1 and parameters_with(sharded.plan, "inside_hosts"):
+        if not requires_all_reduce and hybrid_names(sharded):
             raise ShardingError(
                 "set_requires_all_reduce(False) is not supported: accumulate with "
                 "set_requires_gradient_sync(False)"

@@ -77,7 +77,7 @@ class ShardedParameter:
 
 
 def sharded_parameter(sharded: Sharded, name: str) -> ShardedParameter:
-    return ShardedParameter(sharded, name, name in _hybrid_names(sharded))
+    return ShardedParameter(sharded, name, name in hybrid_names(sharded))
 
 
 def sharded_parameters(parameters: Iterable[Tensor]) -> dict[int, ShardedParameter]:
@@ -92,13 +92,14 @@ def sharded_parameters(parameters: Iterable[Tensor]) -> dict[int, ShardedParamet
             if id(p) not in wanted or not sharded.tree.is_sharded(p):
                 continue
             if hybrid is None:
-                hybrid = _hybrid_names(sharded)
+                hybrid = hybrid_names(sharded)
             name = names[sharded.tree.index[id(p)]]
             found[id(p)] = ShardedParameter(sharded, name, name in hybrid)
     return found
 
 
-def _hybrid_names(sharded: Sharded) -> set[str]:
+def hybrid_names(sharded: Sharded) -> set[str]:
+    """The parameters that are sharded over a line of ranks, of which every line holds a copy; none if there is one line."""
     if sharded.grid is None or len(sharded.grid.lines) == 1:
         return set()
     return parameters_with(sharded.plan, "inside_hosts")

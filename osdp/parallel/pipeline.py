@@ -99,11 +99,12 @@ class Pipeline:
         """Scale all gradients so that their norm, over all stages, is `max_norm` at most. Returns the norm."""
         parameters = list(self.module.parameters())
         grads = [p.grad for p in parameters if p.grad is not None]
-        norm = nn.utils.get_total_norm(grads)
+        # torch's norm of none, of a frozen stage, is in float32 on the CPU.
+        norm = nn.utils.get_total_norm(grads) if grads else parameters[0].new_zeros(())
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-        square = norm.detach().square()
+        square = norm.detach().double().square()  # stages may be of several dtypes
         dist.all_reduce(square, group=self.mesh["pp"].get_group())
-        total = square.sqrt()
+        total = square.sqrt().to(norm.dtype)
         nn.utils.clip_grads_with_norm_(parameters, max_norm, total)
         return total
 

@@ -92,10 +92,20 @@ def plan_for(model: nn.Module, tensor: int, pipeline: int, ranks: int, **asked: 
 
 
 def trains(
-    me: Member, tensor: int, pipeline: int, asked: dict[str, Any], of_stage: Any = None, **options: Any
+    me: Member,
+    tensor: int,
+    pipeline: int,
+    asked: dict[str, Any],
+    of_stage: Any = None,
+    frozen: tuple[str, ...] = (),
+    **options: Any,
 ) -> None:
-    """`of_stage`: from a stage's description to another plan for it. `options`: osdp.fully_shard's."""
+    """`of_stage`: from a stage's description to another plan for it. `frozen`: how names of frozen parameters begin.
+    `options`: osdp.fully_shard's."""
     model, whole = net(seed=me.rank), net()  # rank 0's values count
+    for each in (model, whole):
+        for name, parameter in each.named_parameters():
+            parameter.requires_grad_(not name.startswith(frozen))
     plan = me.once(lambda: plan_for(model, tensor, pipeline, me.world, **asked))
     if of_stage is not None:
         stages = (dataclasses.replace(s, plan=of_stage(s.plan.description)) for s in plan.stages)
@@ -143,6 +153,7 @@ def with_options(me: Member) -> None:
         "slices, offloaded": (2, 2, lambda d: plans.in_slices(d, "in"), {"cpu_offload": True}),
         "recomputed": (1, 2, regathered, {}),
         "a mixture": (2, 1, lambda d: plans.mixture(d, 3), {}),
+        "a stage without gradients": (1, 2, None, {"frozen": ("token", "position", "blocks", "norm")}),
     }
     for name, (tensor, pipeline, of_stage, options) in cases.items():
         with naming(name):

@@ -14,6 +14,7 @@ from torch import nn
 from osdp.base.kept_state import outside_inference_mode
 from osdp.base.later_methods import function_of
 from osdp.base.modules import is_conv1d, is_convolution, is_sharded, not_compiled
+from osdp.base.names import modules_around
 from osdp.base.tensor_parallel import layout_of, local_part
 from osdp.base.tensor_trees import batch_of, tensors_in, with_batch
 from osdp.base.warned import warn
@@ -30,7 +31,6 @@ from osdp.description.model_description import (
     ModelDescription,
     Operator,
     Parameter,
-    modules_around,
 )
 from osdp.description.recompute_blocks import block_containing, is_callable, recomputable_blocks
 from osdp.description.tensor_subclasses import refuse_tensor_subclasses

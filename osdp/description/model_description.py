@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -179,16 +178,3 @@ class ModelDescription(InFile):
     def parameters(self) -> tuple[Parameter, ...]:
         """The parameters of all operators, in execution order."""
         return tuple(p for o in self.operators for p in o.parameters)
-
-
-def is_in(name: str, module: str) -> bool:
-    """Whether `name` is the module, or a part of it; everything is in ""."""
-    return not module or name == module or name.startswith(f"{module}.")
-
-
-def modules_around(name: str) -> Iterator[str]:
-    """`name` and the modules around it, from the inside out; the last one is ""."""
-    while name:
-        yield name
-        name = name.rpartition(".")[0]
-    yield ""

@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterator, Sequence
 from fnmatch import translate
 
-from osdp.description.model_description import ModelDescription, Operator, modules_around
+from osdp.base.names import modules_around
+from osdp.description.model_description import ModelDescription, Operator
 from osdp.errors import InvalidProblemError
 
 

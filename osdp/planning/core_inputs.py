@@ -9,14 +9,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from osdp import _search
-from osdp.description.model_description import (
-    SAVED_BYTES,
-    WORK_BYTES,
-    ModelDescription,
-    Operator,
-    Parameter,
-    modules_around,
-)
+from osdp.base.names import modules_around
+from osdp.description.model_description import SAVED_BYTES, WORK_BYTES, ModelDescription, Operator, Parameter
 from osdp.errors import InvalidProblemError
 from osdp.hardware.hardware import Collective, Hardware, Protocol
 from osdp.plan.precisions import PRECISIONS

@@ -11,14 +11,9 @@ import torch
 from torch import nn
 
 from osdp.base.cast_floats import CastInputs
+from osdp.base.names import modules_around
 from osdp.description.describe import describe
-from osdp.description.model_description import (
-    SAVED_BYTES,
-    WORK_BYTES,
-    Kernel,
-    ModelDescription,
-    modules_around,
-)
+from osdp.description.model_description import SAVED_BYTES, WORK_BYTES, Kernel, ModelDescription
 from osdp.errors import DescribeError
 from osdp.plan.mixed_precision import at_blocks, named_precision, parameter_dtypes
 from osdp.plan.precisions import PRECISIONS

@@ -14,6 +14,7 @@ from torch import nn
 from osdp import _C
 from osdp.base.cast_floats import MoveInputs
 from osdp.base.modules import is_conv1d, is_convolution, not_a_frame
+from osdp.base.names import joined
 from osdp.base.tensor_parallel import layout_of
 from osdp.base.tensor_trees import batch_of
 from osdp.base.warned import warn
@@ -29,7 +30,7 @@ from osdp.sharding.mixed_precision import install_precision
 from osdp.sharding.module_changes import ModuleChanges
 from osdp.sharding.parameter_settings import apply_settings
 from osdp.sharding.recomputation import RecomputedBlock
-from osdp.sharding.sharded_model import Sharded, joined, sliced_modules
+from osdp.sharding.sharded_model import Sharded, sliced_modules
 from osdp.sharding.split_convolution import split_convolution
 from osdp.sharding.state_dict import show_full_parameters
 from osdp.sharding.torch_patches.other_parallels import mark_for_others

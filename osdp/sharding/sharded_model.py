@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from osdp import _C
 from osdp.base.modules import HANDLES, unwrapped
+from osdp.base.names import joined
 from osdp.base.tensor_parallel import Layout, layout_of
 from osdp.errors import ShardingError
 from osdp.plan.choice import uneven
@@ -234,7 +235,3 @@ def sliced_modules(plan: Plan) -> dict[str, tuple[str, ...]]:
         for o in plan.description.operators
         if o.parameters and plan.choices[o.name].granularity > 1
     }
-
-
-def joined(module: str, parameter: str) -> str:
-    return f"{module}.{parameter}" if module else parameter

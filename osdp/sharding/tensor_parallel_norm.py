@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from osdp.base.modules import unwrapped
-from osdp.description.model_description import modules_around
+from osdp.base.names import modules_around
 from osdp.errors import DisagreementError, InvalidProblemError, ShardingError
 from osdp.sharding.nested_models import with_parts
 from osdp.sharding.norm_over_meshes import norm_of_norms

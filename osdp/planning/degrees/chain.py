@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from osdp.description.model_description import ModelDescription, Operator, is_in, modules_around
+from osdp.base.names import is_in, modules_around
+from osdp.description.model_description import ModelDescription, Operator
 from osdp.errors import InvalidProblemError
 from osdp.planning.degrees.linear_shapes import rows_of
 from osdp.planning.degrees.local_operators import WORK, WORK_FIXED

@@ -17,6 +17,7 @@ import re
 from collections.abc import Mapping
 from functools import cached_property
 
+from osdp.base.names import is_in, modules_around
 from osdp.description.model_description import (
     WORK_BYTES,
     Block,
@@ -24,8 +25,6 @@ from osdp.description.model_description import (
     ModelDescription,
     Operator,
     Parameter,
-    is_in,
-    modules_around,
 )
 from osdp.errors import InvalidProblemError
 

@@ -10,7 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from osdp.description.model_description import ModelDescription, modules_around
+from osdp.base.names import modules_around
+from osdp.description.model_description import ModelDescription
 from osdp.errors import InvalidProblemError
 
 # What is kept of a style. "colwise": a weight's outputs are shared, and so is its result; "colwise_gathered": the result is

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
 from osdp.base import file_versions, schema_reader
+from osdp.base.names import joined
 from osdp.base.printed import PrintedLater
 from osdp.base.strict_json import Limits, Text, Violation
 from osdp.errors import FormatError
@@ -182,15 +183,11 @@ def _pretty(data: Any, levels: int, indent: str = "") -> str:
 
 def _encode(value: Any, path: str) -> Any:
     if is_dataclass(value):
-        return {f.name: _encode(getattr(value, f.name), _join(path, f.name)) for f in fields(value)}
+        return {f.name: _encode(getattr(value, f.name), joined(path, f.name)) for f in fields(value)}
     if isinstance(value, Mapping):
-        return {key: _encode(item, _join(path, key)) for key, item in value.items()}
+        return {key: _encode(item, joined(path, key)) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
         return [_encode(item, f"{path}[{i}]") for i, item in enumerate(value)]
     if isinstance(value, float) and not math.isfinite(value):
         raise FormatError(f"{path}: {value} cannot be written: numbers must be finite", path)
     return value
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name

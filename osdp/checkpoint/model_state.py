@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from osdp.base.modules import without_wrappers
+from osdp.base.names import joined
 from osdp.base.tensor_parallel import local_part
 from osdp.base.warned import warn
 from osdp.checkpoint.boxes import Chunk, Piece, WholePiece, chunks
@@ -314,7 +315,7 @@ def _persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
         for name, buffer in module.named_buffers(recurse=False):
             if name not in module._non_persistent_buffers_set and id(buffer) not in seen:
                 seen.add(id(buffer))
-                kept[f"{prefix}.{name}" if prefix else name] = buffer
+                kept[joined(prefix, name)] = buffer
     return kept
 
 

@@ -10,6 +10,7 @@ import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 
+from osdp.base.names import is_in
 from osdp.base.tensor_trees import tensors_in
 from osdp.description.block_runs import metadata
 from osdp.description.fake_call_cache import PLAIN
@@ -97,7 +98,7 @@ class BlockCalls:
 
     def relative(self, name: str) -> str:
         """The name in the block; others as they are."""
-        if name == self.name or name.startswith(self.name + "."):
+        if is_in(name, self.name):
             return "\0" + name[len(self.name) :]
         return name
 

@@ -14,7 +14,7 @@ from torch import nn
 from osdp.base.kept_state import outside_inference_mode
 from osdp.base.later_methods import function_of
 from osdp.base.modules import is_conv1d, is_convolution, is_sharded, not_compiled
-from osdp.base.names import modules_around
+from osdp.base.names import joined, modules_around
 from osdp.base.tensor_parallel import layout_of, local_part
 from osdp.base.tensor_trees import batch_of, tensors_in, with_batch
 from osdp.base.warned import warn
@@ -402,7 +402,7 @@ def _split_shape(owners: Ownership, name: str, trace: Trace | None) -> tuple[int
     module = owners.modules[name]
     if trace is None or not _can_be_sliced(module):
         return None
-    weight = f"{name}.weight" if name else "weight"
+    weight = joined(name, "weight")
     owned = owners.owned.get(name, [])
     if not owned or len(owned) != sum(p is not None for p in module._parameters.values()):
         return None  # the bias or the weight belongs to an earlier operator, or to none

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import takewhile
 
+from osdp.base.names import joined
+
 
 def frozen_copies(shapes: Mapping[str, Sequence[int]], trained: Collection[str]) -> set[str]:
     """`shapes`: of the parameters, by name. Returns the names of those in frozen copies and in their originals."""
@@ -37,7 +39,7 @@ def frozen_copies(shapes: Mapping[str, Sequence[int]], trained: Collection[str])
             original = f".{name}".removesuffix(f".{longest}").removeprefix(".")
             if original == name or _same_but_for_a_number(root, original):
                 continue
-            pairs = [(f"{root}.{n}", f"{original}.{n}" if original else n) for n in inside]
+            pairs = [(f"{root}.{n}", joined(original, n)) for n in inside]
             if all(other in shapes and tuple(shapes[other]) == tuple(shapes[own]) for own, other in pairs):
                 found.update(n for pair in pairs for n in pair)
     return found

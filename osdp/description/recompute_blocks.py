@@ -6,6 +6,8 @@ from collections import Counter
 
 from torch import nn
 
+from osdp.base.names import is_in, joined
+
 
 def is_callable(module: nn.Module) -> bool:
     """Whether the module has a forward of its own; nn.ModuleList and nn.ModuleDict, for example, do not."""
@@ -27,7 +29,7 @@ def recomputable_blocks(model: nn.Module) -> list[str]:
         container = isinstance(module, (nn.ModuleList, nn.Sequential))
         classes = Counter(type(child) for child in module.children())
         for key, child in module.named_children():
-            path = f"{name}.{key}" if name else key
+            path = joined(name, key)
             if path not in names:  # a shared module, visited before under its first name
                 continue
             eligible = container and is_callable(child) and any(True for _ in child.children())
@@ -46,4 +48,4 @@ def recomputable_blocks(model: nn.Module) -> list[str]:
 
 def block_containing(blocks: list[str], name: str) -> str | None:
     """The block that is `name` or contains it."""
-    return next((b for b in blocks if name == b or name.startswith(b + ".")), None)
+    return next((b for b in blocks if is_in(name, b)), None)

@@ -21,6 +21,7 @@ from torch import distributed as dist
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from osdp.base.names import joined
 from osdp.errors import ShardingError
 from osdp.fsdp.marks import MARKS
 from osdp.fsdp.options import Options
@@ -46,7 +47,7 @@ def share_parameters(modules: Sequence[nn.Module]) -> bool:
 def tied_to_sharded(module: nn.Module, inside: Set[nn.Module]) -> str | None:
     """In words: a parameter of `module` that another sharded model has too, which is none of the modules `inside` of it and
     does not contain the module that holds the parameter; None if there is none."""
-    owners = {id(p): (f"{name}.{key}" if name else key, m) for name, m in module.named_modules()
+    owners = {id(p): (joined(name, key), m) for name, m in module.named_modules()
               for key, p in m._parameters.items() if p is not None}  # fmt: skip
     for other, sharded in sharded_models():
         if other in inside:

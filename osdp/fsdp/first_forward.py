@@ -33,6 +33,7 @@ from torch import nn
 from osdp.base.cast_floats import to_device
 from osdp.base.made_classes import reduced
 from osdp.base.modules import is_compiled
+from osdp.base.names import is_in
 from osdp.base.tensor_trees import batch_of
 from osdp.base.warned import warn
 from osdp.description.describe import watched_once
@@ -297,7 +298,7 @@ def _with_named(described: ModelDescription, model: nn.Module) -> ModelDescripti
                 at.setdefault(names[id(parameter)], []).append(name)
 
     def extended(places: tuple[str, ...], more: list[str]) -> tuple[str, ...]:
-        apart = [p for p in places if not any(not m or p == m or p.startswith(f"{m}.") for m in more)]
+        apart = [p for p in places if not any(is_in(p, m) for m in more)]
         return tuple(dict.fromkeys([*apart, *more]))
 
     operators = (

@@ -19,6 +19,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from osdp.base.names import joined
 from osdp.errors import InvalidProblemError, ShardingError
 from osdp.parallel.crossing import Crossing
 from osdp.parallel.elsewhere import Elsewhere
@@ -115,11 +116,11 @@ def _replace(
     for name, parameter in list(module._parameters.items()):
         if parameter is not None and owners.of_parameter(parameter) not in (stage, None):
             del module._parameters[name]
-            setattr(module, name, passing.no_values(f"{path}.{name}" if path else name, parameter))
+            setattr(module, name, passing.no_values(joined(path, name), parameter))
     for name, child in list(module._modules.items()):
         if child is None:
             continue
-        at = f"{path}.{name}" if path else name
+        at = joined(path, name)
         stages = owners.of_module(child, at)
         # A list of modules is not called: forward goes through it, whatever stages its modules are of.
         called = not isinstance(child, (nn.ModuleList, nn.ModuleDict))

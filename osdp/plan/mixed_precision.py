@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from osdp.base.names import is_in
 from osdp.description.recompute_blocks import recomputable_blocks
 from osdp.errors import InvalidProblemError
 from osdp.plan.precisions import PRECISIONS
@@ -62,9 +63,7 @@ class MixedPrecision:
 
     def of(self, name: str) -> MixedPrecision:
         """The MixedPrecision that applies to the module or parameter of that name."""
-        around = [
-            (part, own) for part, own in self.parts or () if name == part or name.startswith(f"{part}.")
-        ]
+        around = [(part, own) for part, own in self.parts or () if is_in(name, part)]
         return max(around, key=lambda each: len(each[0]))[1] if around else self
 
 

@@ -7,6 +7,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from osdp import _search
+from osdp.base.names import joined
 from osdp.errors import InfeasibleError, InvalidProblemError, PlanMismatchError
 from osdp.hardware.hardware import check_hardware
 from osdp.plan.parallel_plan import ParallelPlan
@@ -136,7 +137,7 @@ def _differences(path: str, said: Any, made: Any) -> Iterator[str]:
     if is_dataclass(said) and type(said) is type(made):
         for f in fields(said):
             if f.name not in _NOT_COMPARED:
-                inner = f"{path}.{f.name}" if path else f.name
+                inner = joined(path, f.name)
                 yield from _differences(inner, getattr(said, f.name), getattr(made, f.name))
     elif isinstance(said, Mapping) and isinstance(made, Mapping) and said.keys() == made.keys():
         for key in said:

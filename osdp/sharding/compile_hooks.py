@@ -34,6 +34,7 @@ from torch import nn
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
 
 from osdp.base.modules import is_compiled, not_a_frame
+from osdp.base.names import is_in
 from osdp.description.recompute_blocks import is_callable
 
 if TYPE_CHECKING:
@@ -50,17 +51,15 @@ def compiled_modules(model: nn.Module) -> list[str]:
     """Names of the outermost compiled modules; "" of a model that is compiled itself."""
     found: list[str] = []
     for name, module in model.named_modules():
-        inside = any(not outer or name.startswith(f"{outer}.") for outer in found)
-        if inside or not is_compiled(module):
-            continue
-        found.append(name)
+        if is_compiled(module) and not any(is_in(name, outer) for outer in found):
+            found.append(name)
     return found
 
 
 def outside(place: str, compiled: list[str]) -> str:
     """The module at which to gather the parameters that `place` reads: the compiled module that contains it,
     if any."""
-    return next((o for o in compiled if not o or f"{place}.".startswith(f"{o}.")), place)
+    return next((o for o in compiled if is_in(place, o)), place)
 
 
 def install_call(module: nn.Module, hook: _C.CallHook, cover: Cover | None = None) -> None:

@@ -13,6 +13,7 @@ from torch import distributed as dist
 from torch import nn
 
 from osdp import version
+from osdp.base.names import joined
 from osdp.base.tensor_parallel import layout_of
 from osdp.errors import DisagreementError
 from osdp.plan.plan import Plan
@@ -98,7 +99,7 @@ def first_difference(a: Any, b: Any, path: str, first: str = "rank 0") -> str:
     """The first difference of two JSON values, in words; "" if they are equal. `first`: the rank that has `a`."""
     if isinstance(a, dict) and isinstance(b, dict):
         for key in [*a, *(k for k in b if k not in a)]:
-            where = f"{path}.{key}" if path else key
+            where = joined(path, key)
             if key not in b or key not in a:
                 return f"{where} exists only on {first if key in a else 'that rank'}"
             if found := first_difference(a[key], b[key], where, first):

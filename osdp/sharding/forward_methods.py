@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from osdp.base.modules import unwrapped
+from osdp.base.names import joined
 from osdp.errors import ShardingError
 from osdp.sharding.gathering_calls import gathering
 from osdp.sharding.module_changes import ModuleChanges
@@ -69,7 +70,7 @@ def register_forward_method(module: nn.Module, name: str, reads: Iterable[str] |
         )
     method = getattr(method, "_osdp_method", method)  # it may be watched or registered already
     parameters = {id(p): n for n, p in model.named_parameters()}
-    label = f"{prefix}.{name}()" if prefix else f"{name}()"
+    label = joined(prefix, f"{name}()")
     chosen = _chosen(module, method, reads, label) | _read_by_forward(sharded, prefix, parameters)
     if apart := [parameters[i] for i in chosen if parameters[i] not in sharded.index]:
         raise ShardingError(
@@ -210,13 +211,13 @@ def watch_methods(model: nn.Module, sharded: Sharded) -> None:
     leaves = {name.rpartition(".")[2] for name in cut}
     for path, module in model.named_modules():
         if any(map(sharded.tree.is_sharded, module.parameters())):
-            label = f"{path}.apply" if path else "apply"
+            label = joined(path, "apply")
             module.apply = _watched(module.apply, _Watch(label, cut, sharded.runtime))
         for name, function in _methods(type(module)).items():
             names = {n for code in _codes(function.__code__) for n in code.co_names}
             if name in module.__dict__ or not names & leaves:
                 continue
-            label = f"{path}.{name}" if path else name
+            label = joined(path, name)
             setattr(module, name, _watched(getattr(module, name), _Watch(label, cut, sharded.runtime)))
 
 

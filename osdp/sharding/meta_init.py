@@ -40,6 +40,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from osdp.base.kept_state import generators_kept
+from osdp.base.names import joined
 from osdp.base.tensor_parallel import layout_of
 from osdp.base.tensor_trees import written_to
 from osdp.base.warned import warn
@@ -80,14 +81,14 @@ def turns_of(
     `reset_parameters`, where there is no `init`.
     """
     order = list(_children_first(model, "", set()))
-    joined = {id(module): position for position, (_, module) in enumerate(order)}
+    turn_of = {id(module): position for position, (_, module) in enumerate(order)}
     filled: set[int] = set()
     for position, (name, module) in enumerate(order):
         own = [(key, t) for key, t in own_tensors(module) if id(t) not in filled]
         left = init is None and _reset_of(module, resets) is None
         floats = [key for key, t in own if t.is_floating_point() or t.is_complex()]
         if lenient and left and floats:
-            where = f"{name}.{floats[0]}".removeprefix(".")
+            where = joined(name, floats[0])
             _tell_left(where, f"{type(module).__name__} has no reset_parameters to")
         if (only_unsaved or lenient) and left:
             own = [(key, t) for key, t in own if key not in floats]
@@ -102,10 +103,10 @@ def turns_of(
         filled |= {id(t) for _, t in own}
         if init is None and _writes_below(module, resets):
             for below in module.modules():
-                joined[id(below)] = position
+                turn_of[id(below)] = position
     groups: dict[int, list[tuple[str, nn.Module]]] = {}
     for name, module in order:
-        groups.setdefault(joined[id(module)], []).append((name, module))
+        groups.setdefault(turn_of[id(module)], []).append((name, module))
     turns, filled = [], set()
     for _, members in sorted(groups.items()):
         due = {
@@ -167,7 +168,7 @@ def run_turn(
                 wanted = meta.get((id(module), key))
                 if wanted is None or id(wanted) in filled:
                     continue
-                where = f"{name}.{key}" if name else key
+                where = joined(name, key)
                 if lenient and init is None and tensor.isnan().any():
                     if _reset_of(module, resets) is not None:  # of those without, `turns_of` has told
                         _tell_left(where, f"the reset of {type(module).__name__} does not")
@@ -199,7 +200,7 @@ def _children_first(module: nn.Module, name: str, seen: set[int]) -> Iterator[tu
     seen.add(id(module))
     for key, child in module.named_children():
         if id(child) not in seen:
-            yield from _children_first(child, f"{name}.{key}" if name else key, seen)
+            yield from _children_first(child, joined(name, key), seen)
     yield name, module
 
 

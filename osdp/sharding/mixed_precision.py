@@ -13,6 +13,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from osdp.base.cast_floats import CastInputs, cast_floats
+from osdp.base.names import joined
 from osdp.errors import PlanMismatchError
 from osdp.plan.mixed_precision import (
     MixedPrecision,
@@ -89,7 +90,7 @@ def cast_buffers(
                 continue
             if only is not None and id(buffer) not in only:
                 continue
-            own[key] = were[f"{prefix}.{key}" if prefix else key] = buffer.dtype
+            own[key] = were[joined(prefix, key)] = buffer.dtype
             cast.setdefault(id(buffer), (buffer, buffer.to(wanted)))  # shared buffers stay shared
             module._buffers[key] = cast[id(buffer)][1]
         if own:

@@ -38,6 +38,7 @@ from torch.nn.modules.module import (
 
 from osdp import _C
 from osdp.base.modules import is_compiled
+from osdp.base.names import joined
 from osdp.base.tensor_parallel import layout_of
 from osdp.base.warned import warn
 from osdp.errors import DisagreementError, ShardingError
@@ -176,7 +177,7 @@ class Tree:
             if module in apart:
                 continue
             names = module._buffers.keys() - self.buffers.get(module, set())
-            yield from ((f"{prefix}.{n}" if prefix else n, module._buffers[n]) for n in sorted(names))
+            yield from ((joined(prefix, n), module._buffers[n]) for n in sorted(names))
 
     def _know_buffers(self, model: nn.Module) -> None:
         for module in model.modules():
@@ -198,7 +199,7 @@ class Tree:
                 now = module._parameters.get(key)
                 if now is parameter:
                     continue
-                name, whole = (f"{prefix}.{key}" if prefix else key), self._full_shape(parameter)
+                name, whole = joined(prefix, key), self._full_shape(parameter)
                 if parameter.shape != whole and _made_of_a_part(module, key):
                     yield (
                         f"{name!r} was pruned, normalised or parametrised after fully_shard, when it "

@@ -21,6 +21,7 @@ from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 
 from osdp import _C
+from osdp.base.names import joined
 from osdp.base.tensor_parallel import Layout, layout_of, set_layout, under_fsdp2
 from osdp.description.tensor_subclasses import why_unsupported
 from osdp.errors import ShardingError
@@ -48,7 +49,7 @@ def local_parts(model: nn.Module) -> Iterator[None]:
             if layout is not None and why_unsupported(layout):
                 continue
             if id(parameter) not in made:
-                _refuse_hooks(f"{prefix}.{key}" if prefix else key, parameter)
+                _refuse_hooks(joined(prefix, key), parameter)
                 made[id(parameter)] = _local(parameter)
             homes.append((module, key, parameter))
     for module, key, parameter in homes:

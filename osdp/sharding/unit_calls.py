@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from torch import nn
 
 from osdp import _C
+from osdp.base.names import is_in
 from osdp.description.recompute_blocks import is_callable
 from osdp.plan.plan import Plan
 from osdp.sharding.compile_hooks import Cover, compiled_modules, covers, install_call, outside
@@ -55,7 +56,7 @@ def install_calls(
         covering.append((model.get_submodule(place), None, Cover()))
         cover_of |= dict.fromkeys(inside, covering[-1][2])
     for name in dict.fromkeys([*params_at, *alone]):
-        hold = any(name == block or name.startswith(f"{block}.") for block in held)
+        hold = any(is_in(name, block) for block in held)
         hook = add(name, params_at.get(name, []), hold, name not in params_at, alone.get(name, []))
         module = model.get_submodule(name)
         install_call(module, hook, cover_of.get(name))
@@ -72,7 +73,7 @@ def _covered_by_a_call(
     for name, params in alone.items():
         if name in params_at or name in covered:
             continue
-        outer = (place for place in params_at if f"{name}.".startswith(f"{place}." if place else ""))
+        outer = (place for place in params_at if is_in(name, place))
         for place in sorted(outer, key=len, reverse=True):
             if set(params) <= {*params_at[place], *alone.get(place, [])}:
                 found.setdefault(place, []).append(name)
@@ -96,7 +97,7 @@ def _called_by_themselves(
                 inside = name.rpartition(".")[0]
                 if inside not in params_at:
                     found.setdefault(inside, {})[i] = None
-                while inside and inside != place and f"{inside}.".startswith(f"{place}." if place else ""):
+                while inside and inside != place and is_in(inside, place):
                     found.setdefault(inside, {})[i] = None
                     inside = inside.rpartition(".")[0]
     usable = (n for n in found if n and outside(n, compiled) == n and is_callable(model.get_submodule(n)))

@@ -29,6 +29,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from osdp import _C
+from osdp.base.names import joined
 from osdp.errors import ShardingError
 from osdp.sharding.sharded_model import sharded_models, sharded_of
 from osdp.sharding.torch_patches.replaced import hook
@@ -79,9 +80,7 @@ def _refuse_around(what: str, part: nn.Module) -> None:
         if sharded is None:
             continue
         ignored = getattr(part, "_ddp_params_and_buffers_to_ignore", ())
-        if what == "DistributedDataParallel" and all(
-            (f"{name}.{n}" if name else n) in ignored for n in sharded.names()
-        ):
+        if what == "DistributedDataParallel" and all(joined(name, n) in ignored for n in sharded.names()):
             return
         _refuse(what, f"the module '{name}' in it, which is" if name else "a model that is")
     if type(part) is nn.ParameterList and (held := _sharded_parameter(part)) is not None:

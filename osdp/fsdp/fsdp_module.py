@@ -253,10 +253,12 @@ def _made(kind: type[nn.Module]) -> nn.Module:
 
 
 def as_stage(stage: Any) -> None:
-    """A schedule of torch's has `stage`, whose module OSDP has sharded: what torch asks of FSDPModules is asked of it."""
+    """A schedule of torch's begins a step of `stage`, whose module OSDP has sharded: what torch asks of FSDPModules is asked
+    of it."""
     module = stage.submod
     as_fsdp_module(module)
-    state_of(module).run_by(stage)
+    if not state_of(module).begin_step(stage):
+        return
     for _, sharded in with_parts(module) if stage.num_stages > 1 else ():
         sharded.lane.in_stage(stage.stage_index)  # errors name it
     change_setting(module.parameters(), STAYS_IF_KEPT, True)  # over the forwards of all micro-batches

@@ -44,8 +44,11 @@ class PipelineState:
         self._stage: ref[Any] | None = None
         self._backwards = 0  # of this step that have begun
 
-    def run_by(self, stage: Any) -> None:
+    def begin_step(self, stage: Any) -> bool:
+        """Whether it is the first one that the stage runs."""
+        first = self._stage is None or self._stage() is not stage
         self._stage, self._backwards = ref(stage), 0
+        return first
 
     @property
     def in_stage(self) -> bool:

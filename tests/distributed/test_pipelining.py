@@ -200,13 +200,16 @@ def test_plans_of_stages_on_one_rank_each(ranks):
     ranks(planned, "1F1B", 2, 1, ["FULL_SHARD", "a stage's slices"], world=2)
 
 
-def reduced_early(me: Member) -> None:
-    """The last backward of a step reduces; nothing is left for the schedule's own reduction behind it."""
+def reduced_early(me: Member, scheduled_before: bool) -> None:
+    """The last backward of a step reduces; nothing is left for the schedule's own reduction behind it. Also where the
+    schedule and its stage were made before the model was sharded."""
     mesh = mesh_of(me, 2, 2, names=("dp", "pp"))
     part = nn.Sequential(*list(whole())[me.rank % 2 * 4 :][:4])
     plan = uniform("FULL_SHARD")(describe_once(part, torch.zeros(2, WIDTH).double()))
+    parts, line = {me.rank % 2: part}, mesh["pp"].get_group()
+    schedule = schedule_of("1F1B", parts, 2, line) if scheduled_before else None
     osdp.fully_shard(part, plan, device_mesh=mesh["dp"])
-    schedule = schedule_of("1F1B", {me.rank % 2: part}, 2, mesh["pp"].get_group())
+    schedule = schedule or schedule_of("1F1B", parts, 2, line)
     stage = schedule._stage
     data = torch.randn(2 * MICRO_BATCHES, WIDTH, dtype=torch.float64)
     seen, reduce = [], stage.perform_reduce_grad
@@ -224,5 +227,6 @@ def reduced_early(me: Member) -> None:
     assert seen == [4, 4, 4, 4], seen
 
 
-def test_the_last_backward_reduces(ranks):
-    ranks(reduced_early, world=4)
+@pytest.mark.parametrize("scheduled_before", [False, True])
+def test_the_last_backward_reduces(ranks, scheduled_before):
+    ranks(reduced_early, scheduled_before, world=4)

@@ -41,13 +41,11 @@ def torch_now() -> dict[str, Any]:
                 found |= {f"{name}.{key}.{k}": v for k, v in methods}
             elif issubclass(kind, dict) and "hook" in key:
                 found[f"{name}.{key}"] = tuple(value.values())
-    found["torch.nn.utils.clip_grad.get_total_norm"] = _total_norm_in(clip_grad._get_total_norm)
+    for name in ("get_total_norm", "clip_grads_with_norm_"):
+        # torch wraps them in no_grad, and the wrapper's closure holds them.
+        wrapper = getattr(clip_grad, f"_{name}")
+        found[f"torch.nn.utils.clip_grad.{name}"] = wrapper.__closure__[0].cell_contents
     return found
-
-
-def _total_norm_in(wrapper: Any) -> Any:
-    """torch wraps it in no_grad, and the wrapper's closure holds it."""
-    return wrapper.__closure__[0].cell_contents
 
 
 def changed(before: dict[str, Any], after: dict[str, Any]) -> set[str]:

@@ -18,10 +18,10 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <source_location>
 #include <string>
 
 #include "comm/early_send.hpp"
+#include "comm/left_out.hpp"
 #include "comm/work.hpp"
 #include "faults/group_health.hpp"
 #include "faults/task_name.hpp"
@@ -77,7 +77,7 @@ class Lane {
   // Whether memory of a task is kept after the task has returned; see Note [Memory that two streams use].
   virtual bool keeps() const { return false; }
   // Within a task: keeps alive a tensor that the task uses and that was allocated outside of it.
-  static void keep(at::Tensor tensor, std::source_location where = std::source_location::current());
+  static void keep(at::Tensor tensor, CallSite where = CallSite::current());
   // Within a task: a tensor from the submitter's pool, kept alive. With the backend's `memory` it is flat.
   static at::Tensor empty(at::IntArrayRef sizes, const at::TensorOptions& options,
                           const BackendMemory* memory = nullptr);

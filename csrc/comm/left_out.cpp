@@ -28,7 +28,7 @@ namespace detail {
 
 std::atomic<bool> noting{false};
 
-bool is_left_out(const char* what, const std::source_location& where) {
+bool is_left_out(const char* what, const CallSite& where) {
   std::string_view file = where.file_name();
   file = file.substr(file.rfind('/') + 1);
   std::string site = c10::str(what, " ", file, ":", where.line(), " in ", plain(where.function_name()));

@@ -9,10 +9,9 @@
 // needed (tests/accelerator/test_sensitivity.py).
 #pragma once
 
-#include <source_location>
-
 #ifdef OSDP_SENSITIVITY
 #include <atomic>
+#include <source_location>
 #include <string>
 #include <vector>
 #endif
@@ -20,6 +19,9 @@
 namespace osdp::comm {
 
 #ifdef OSDP_SENSITIVITY
+
+// The place of a call: of `CallSite where = CallSite::current()`, a parameter.
+using CallSite = std::source_location;
 
 // From now on records which of these calls are made, and leaves out `site` (a name from ordering_sites;
 // empty: none).
@@ -29,17 +31,21 @@ std::vector<std::string> ordering_sites();
 
 namespace detail {
 extern std::atomic<bool> noting;
-bool is_left_out(const char* what, const std::source_location& where);
+bool is_left_out(const char* what, const CallSite& where);
 }  // namespace detail
 
 // `what`: the kind of call, such as "wait".
-inline bool left_out(const char* what, std::source_location where = std::source_location::current()) {
+inline bool left_out(const char* what, CallSite where = CallSite::current()) {
   return detail::noting.load(std::memory_order_relaxed) && detail::is_left_out(what, where);
 }
 
 #else
 
-constexpr bool left_out(const char*, std::source_location = std::source_location::current()) { return false; }
+struct CallSite {
+  static constexpr CallSite current() { return {}; }
+};
+
+constexpr bool left_out(const char*, CallSite = {}) { return false; }
 
 #endif
 

@@ -85,7 +85,7 @@ std::shared_ptr<Lane> stream_lane(std::shared_ptr<faults::GroupHealth> health, c
   return std::make_shared<StreamLane>(std::move(health), device);
 }
 
-void Lane::keep(at::Tensor tensor, std::source_location where) {
+void Lane::keep(at::Tensor tensor, CallSite where) {
   if (running && tensor.defined() && !tensor.is_cpu() && !left_out("hold", where))
     running->kept.push_back(std::move(tensor));
 }

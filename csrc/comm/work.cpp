@@ -26,7 +26,7 @@ static void give_up(faults::GroupHealth& health) {
   health.interrupt(faults::make_error(faults::ErrorKind::Rank, "OSDP: this rank cannot continue: it " + why));
 }
 
-void Work::wait(std::source_location where) const {
+void Work::wait(CallSite where) const {
   if (!state_) return;
   std::unique_lock lock(state_->mutex);
   if (!state_->done) {
@@ -52,7 +52,7 @@ void Work::wait(std::source_location where) const {
   if (state_->event) state_->health->check();
 }
 
-void Work::settle(std::source_location where) const {
+void Work::settle(CallSite where) const {
   if (!state_) return;
   std::unique_lock lock(state_->mutex);
   state_->changed.wait(lock, [this] { return state_->done; });

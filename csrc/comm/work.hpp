@@ -2,8 +2,9 @@
 #pragma once
 
 #include <memory>
-#include <source_location>
 #include <utility>
+
+#include "comm/left_out.hpp"
 
 namespace osdp::comm {
 
@@ -12,10 +13,10 @@ class Work {
  public:
   // After this the task's results can be read: on the CPU the caller blocks (the GIL must not be held), on an
   // accelerator the current stream waits. Rethrows what the task threw. See Note [Ctrl-C while waiting].
-  void wait(std::source_location where = std::source_location::current()) const;
+  void wait(CallSite where = CallSite::current()) const;
   // Waits without rethrowing, without checking for signals and without a profiler range. For a lane's thread,
   // or for cleanup.
-  void settle(std::source_location where = std::source_location::current()) const;
+  void settle(CallSite where = CallSite::current()) const;
   // Whether wait() would return at once; also true if the task failed.
   bool done() const;
   // How long the task ran, in seconds, including waits for other ranks; 0 on accelerators, and before it is

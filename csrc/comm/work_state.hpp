@@ -22,8 +22,7 @@
 namespace osdp::comm {
 
 // Makes work enqueued on `stream` from now on wait for the event.
-inline void block(const c10::Event& event, const c10::Stream& stream,
-                  std::source_location where = std::source_location::current()) {
+inline void block(const c10::Event& event, const c10::Stream& stream, CallSite where = CallSite::current()) {
   if (!left_out("wait", where)) event.block(stream);
 }
 
@@ -55,7 +54,7 @@ struct Work::State {
   }
 
   // Once it is done, with the mutex held: makes the current stream wait, and releases what was kept.
-  void order_after(std::source_location where) {
+  void order_after(CallSite where) {
     if (!event) return;
     const c10::impl::VirtualGuardImpl guard(submitter->device_type());
     const c10::Stream here = guard.getStream(submitter->device());

@@ -4,6 +4,7 @@
 #include <map>
 #include <tuple>
 
+#include "search/problem/cost.hpp"
 #include "search/problem/problem.hpp"
 
 namespace osdp::search {

@@ -34,7 +34,6 @@ class TwoLevel final : public Collectives {
   TwoLevel(const Collectives& all, std::shared_ptr<Collectives> line, std::shared_ptr<Collectives> column);
 
   std::string transport() const override { return line_->transport(); }
-  int64_t sent_bytes() const override { return line_->sent_bytes() + sent_between(); }
   int64_t sent_between() const { return column_->sent_bytes(); }
 
   int64_t hosts() const { return column_->world(); }

@@ -81,6 +81,11 @@ class ModeTraits:
     @property
     def on_host(self) -> bool: ...
     @property
+    def reduced_between(self) -> bool:
+        """
+        Whether it tells hosts apart: gradients are reduced inside hosts first, then between.
+        """
+    @property
     def second(self) -> bool: ...
     @property
     def sharded(self) -> bool: ...

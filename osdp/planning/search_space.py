@@ -46,16 +46,11 @@ def prefetch_asked(prefetch: int | str) -> int | None:
     return prefetch
 
 
-def needs_hosts(mode: _search.ModeTraits) -> bool:
-    """Whether it differs from other modes only where several ranks are on each of several hosts."""
-    return mode.inside_hosts or mode.by_hosts
-
-
 def _is_tried(mode: _search.ModeTraits, hosts: int) -> bool:
     """By modes="auto": not FULL_SHARD_HIERARCHICAL, beside which FULL_SHARD_HPZ is faster for little memory."""
     if mode.on_host or (mode.by_hosts and not mode.second):
         return False
-    return hosts > 1 or not needs_hosts(mode)
+    return hosts > 1 or not mode.reduced_between
 
 
 def choose_space(
@@ -81,9 +76,10 @@ def choose_space(
         if not chosen:
             raise InvalidProblemError("modes is empty: at least one mode must be allowed")
         for mode in chosen:
-            if needs_hosts(_search.traits(mode)) and hosts == 1:
+            traits = _search.traits(mode)
+            if traits.reduced_between and hosts == 1:
                 raise InvalidProblemError(f"modes: {mode} needs several hosts: set hosts=")
-            if _search.traits(mode).on_host and cost == "paper":
+            if traits.on_host and cost == "paper":
                 raise InvalidProblemError(f"cost='paper' knows no host memory: leave {mode} out of modes")
     if granularity == "auto":
         slices: tuple[int, ...] = GRANULARITIES

@@ -21,7 +21,7 @@ from osdp.sharding.consistency_check import agree
 from osdp.sharding.copies import CopiedRows, copyable
 from osdp.sharding.cpu_offload import offloaded_names, offloads, wants_offload
 from osdp.sharding.dtensor_parameters import show_again, show_dtensors, shows_dtensors
-from osdp.sharding.hybrid_mesh import GroupLike, agreed_grid, model_ranks
+from osdp.sharding.hybrid_mesh import GroupLike, agreed_grid, model_ranks, ways_to_tell_hosts_apart
 from osdp.sharding.materialize import Placing, keep_ties, survey
 from osdp.sharding.meta_init import InitFunction
 from osdp.sharding.mixed_precision import chosen_precision
@@ -304,13 +304,13 @@ def _parts(how: Manner, lane: LaneGroup, separate_reductions: bool) -> dict[str,
     What runs on different lanes has groups of its own.
     """
     parts, grid, group = {}, how.grid, how.group
-    traits = [choice.traits for choice in how.plan.choices.values()]
+    ways = ways_to_tell_hosts_apart(how.plan)
     # With one host, or one rank on each, two levels are one.
     levels = grid is not None and 1 < len(grid.lines) < how.together.world_size
-    by_hosts = levels and any(each.by_hosts for each in traits)
+    by_hosts = levels and "by_hosts" in ways
     if grid is not None:
         parts["shard_group"] = lane.part(group, grid.lines)
-        if by_hosts or any(each.inside_hosts for each in traits):
+        if by_hosts or "inside_hosts" in ways:
             parts["replicate_group"] = lane.part(group, grid.columns)
         if by_hosts:
             parts["between_group"] = lane.part(group, grid.columns, "gathers")

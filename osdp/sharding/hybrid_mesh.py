@@ -75,8 +75,8 @@ def agreed_grid(
     Raises, on all ranks: DisagreementError if ranks have different arguments, ProcessGroupError if hosts have
     different numbers of ranks, PlanMismatchError if the plan was searched for a different number of hosts.
     """
-    traits = [choice.traits for choice in plan.choices.values()]
-    if not any(each.inside_hosts or each.by_hosts for each in traits):
+    ways = ways_to_tell_hosts_apart(plan)
+    if not ways:
         return None
     grid = given_or_found(together, given, ranks_per_host)
     wanted = plan.searched.hosts if plan.searched is not None else 1
@@ -87,13 +87,20 @@ def agreed_grid(
             f"host with device_mesh=, ranks_per_host= or the environment variable {RANKS_PER_HOST}"
         )
     host_by_host = [rank for line in grid.lines for rank in line] == list(range(together.world_size))
-    if any(each.by_hosts for each in traits) and not host_by_host:
+    if "by_hosts" in ways and not host_by_host:
         name = next(c.mode for c in plan.choices.values() if c.traits.by_hosts)
         raise ProcessGroupError(
             f"{name} needs hosts whose ranks are consecutive; found {[list(line) for line in grid.lines]}. "
             "Number the ranks host by host, as torchrun does"
         )
     return grid
+
+
+def ways_to_tell_hosts_apart(plan: Plan) -> set[str]:
+    """The traits of the plan's modes that do ("inside_hosts", "by_hosts": csrc/modes.hpp). Each needs groups of its own
+    beside that of all ranks."""
+    ways = ("inside_hosts", "by_hosts")
+    return {way for choice in plan.choices.values() for way in ways if getattr(choice.traits, way)}
 
 
 def given_or_found(together: Together, given: RankGrid | None, ranks_per_host: int | None) -> RankGrid:

@@ -28,7 +28,7 @@ from osdp.plan.mixed_precision import MixedPrecision
 from osdp.plan.plan import Plan
 from osdp.sharding.dtensor_parameters import hide_dtensors, show_again
 from osdp.sharding.forward_methods import register_forward_method
-from osdp.sharding.hybrid_mesh import RankGrid
+from osdp.sharding.hybrid_mesh import RankGrid, ways_to_tell_hosts_apart
 from osdp.sharding.module_changes import ModuleChanges
 from osdp.sharding.rollback import AsItWas
 from osdp.sharding.sharded_model import Sharded, register, sharded_of
@@ -116,7 +116,7 @@ class Resharding:
             and len(known) == len(sharded.planned)
             and before == now
             and None not in now.values()
-            and _groups(plan) <= _groups(sharded.plan)
+            and ways_to_tell_hosts_apart(plan) <= ways_to_tell_hosts_apart(sharded.plan)
             and policy == sharded.policy
             and all(
                 dtypes.get(n) == str(self._rows[id(p)].dtype)[6:]
@@ -216,12 +216,6 @@ def _refuse_in_use(module: nn.Module, sharded: Sharded) -> None:
             f"a part of the model, a {type(module).__name__}, is sharded and {where}: shard the whole "
             "model outside of that"
         )
-
-
-def _groups(plan: Plan) -> set[str]:
-    """Traits of modes that need groups of their own beside that of all ranks."""
-    needed = ("inside_hosts", "by_hosts")
-    return {trait for c in plan.choices.values() for trait in needed if getattr(c.traits, trait)}
 
 
 def _layouts(plan: Plan, grid: RankGrid | None) -> dict[str, object]:

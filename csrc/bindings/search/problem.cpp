@@ -199,7 +199,10 @@ void bind_problem(py::module_& m) {
       .def_readonly("sliced", &osdp::ModeTraits::sliced)
       .def_readonly("on_host", &osdp::ModeTraits::on_host)
       .def_readonly("by_hosts", &osdp::ModeTraits::by_hosts)
-      .def_readonly("second", &osdp::ModeTraits::second);
+      .def_readonly("second", &osdp::ModeTraits::second)
+      .def_property_readonly(
+          "reduced_between", &osdp::reduced_between,
+          "Whether it tells hosts apart: gradients are reduced inside hosts first, then between.");
   m.def("slices_fit", &osdp::slices_fit, "length"_a, "granularity"_a, "by_rows"_a,
         "Whether a dimension of that length can be cut into `granularity` slices. `by_rows`: of the weight "
         "as it "

@@ -16,7 +16,6 @@ from osdp.planning.degrees.candidates import Candidate, Sharing
 from osdp.planning.degrees.schedule_memory import schedule_bytes
 from osdp.planning.plan_builder import plan_of
 from osdp.planning.search_problem import SearchProblem
-from osdp.planning.search_space import needs_hosts
 
 _LEAST = ("none", "regather")
 
@@ -57,7 +56,7 @@ QUICK = Effort(gap=0.1, played_operators=4_000)
 def possible(modes: Sequence[str], hosts: int, ranks: int) -> tuple[str, ...]:
     """Some modes need several of a stage's `ranks` on each of several hosts."""
     inside = 1 < hosts < ranks
-    return tuple(m for m in modes if inside or not needs_hosts(_search.traits(m)))
+    return tuple(m for m in modes if inside or not _search.traits(m).reduced_between)
 
 
 class StageSearches:

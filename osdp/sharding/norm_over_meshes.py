@@ -52,15 +52,18 @@ def norm_over_meshes(
     terms = []
     alike = own(rest)
     for mesh, divided in by_mesh.items():
-        mine = torch.stack([own(divided), alike])
-        group = mesh.get_group(0)
-        everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-        dist.all_gather(everyones, mine, group=group)
-        table = torch.stack(everyones)
+        table = of_every_rank(torch.stack([own(divided), alike]), mesh.get_group(0))
         terms.append(table[:, 0])
         alike = table[0, 1]
     every = torch.cat([*terms, alike.view(1)])
     return norm_of_norms(every, norm_type, error_if_nonfinite).to(dtype)
+
+
+def of_every_rank(mine: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """`mine` of each rank of the group, one row each. Collective."""
+    everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(everyones, mine, group=group)
+    return torch.stack(everyones)
 
 
 def norm_of_norms(norms: Tensor, norm_type: float, error_if_nonfinite: bool) -> Tensor:

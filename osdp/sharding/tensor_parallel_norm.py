@@ -24,7 +24,7 @@ from osdp.base.modules import unwrapped
 from osdp.base.names import modules_around
 from osdp.errors import DisagreementError, InvalidProblemError, ShardingError
 from osdp.sharding.nested_models import with_parts
-from osdp.sharding.norm_over_meshes import norm_of_norms
+from osdp.sharding.norm_over_meshes import norm_of_norms, of_every_rank
 from osdp.sharding.sharded_model import runtime_of
 
 _ATTRIBUTE = "tensor_model_parallel"  # Megatron's, of parameters
@@ -132,9 +132,7 @@ def _over_group(
     things; on a CPU, since an accelerator's host would have to wait."""
     said = torch.tensor(float(zlib.crc32(asked.encode())), dtype=torch.float64, device=device)
     mine = torch.stack([*(n.to(device=device, dtype=torch.float64) for n in norms), said])
-    everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(everyones, mine, group=group)
-    table = torch.stack(everyones)
+    table = of_every_rank(mine, group)
     if device.type == "cpu" and bool((table[:, 2] != said).any()):
         raise DisagreementError(
             f"clip_grad_norm_ was called differently on ranks {dist.get_process_group_ranks(group)} of tp_group: give all "

@@ -20,22 +20,14 @@ from osdp.plan.plan import Plan
 
 # Accepted with any value: they tune mechanisms that OSDP does not have, and losses do not depend on them.
 HARMLESS = frozenset(
-    {
+    (
         # FairScale
-        "process_group_reduce_scatter",
-        "disable_reshard_on_root",
-        "flatten_parameters",
-        "bucket_cap_mb",
-        "clear_autocast_cache",
-        "verbose",
-        "gradient_predivide_factor",
+        *("process_group_reduce_scatter", "disable_reshard_on_root", "flatten_parameters", "bucket_cap_mb"),
+        *("clear_autocast_cache", "verbose", "gradient_predivide_factor"),
         # torch's FSDP
-        "backward_prefetch",
-        "forward_prefetch",
-        "limit_all_gathers",
-        "use_orig_params",
-        "sync_module_states",
-    }
+        *("backward_prefetch", "forward_prefetch", "limit_all_gathers"),
+        *("use_orig_params", "sync_module_states"),
+    )
 )
 
 # Refused arguments, and what to do instead; None, False and empty sequences are accepted as "not requested".
@@ -48,26 +40,11 @@ ORDERS = {
     "OSDP": ("plan", "memory"),
     "torch's FSDP": tuple(inspect.signature(TorchFSDP).parameters)[2:],
     "FairScale": (
-        "process_group_reduce_scatter",
-        "reshard_after_forward",
-        "disable_reshard_on_root",
-        "mixed_precision",
-        "fp32_reduce_scatter",
-        "flatten_parameters",
-        "move_params_to_cpu",
-        "compute_dtype",
-        "buffer_dtype",
-        "move_grads_to_cpu",
-        "bucket_cap_mb",
-        "compute_device",
-        "no_broadcast_optim_state",
-        "state_dict_device",
-        "clear_autocast_cache",
-        "force_input_to_fp32",
-        "verbose",
-        "cpu_offload",
-        "state_dict_on_rank_0_only",
-        "gradient_predivide_factor",
+        *("process_group_reduce_scatter", "reshard_after_forward", "disable_reshard_on_root"),
+        *("mixed_precision", "fp32_reduce_scatter", "flatten_parameters", "move_params_to_cpu"),
+        *("compute_dtype", "buffer_dtype", "move_grads_to_cpu", "bucket_cap_mb", "compute_device"),
+        *("no_broadcast_optim_state", "state_dict_device", "clear_autocast_cache", "force_input_to_fp32"),
+        *("verbose", "cpu_offload", "state_dict_on_rank_0_only", "gradient_predivide_factor"),
         "allow_reset_parameters",
     ),
 }

@@ -123,14 +123,8 @@ class Options:
         """The arguments of a part's wrapper that has a group of its own: `told`, and those of the model's that hold for a
         part."""
         of_whole = (
-            "process_group",
-            "device_mesh",
-            "auto_wrap_policy",
-            "plan",
-            "memory",
-            "sample",
-            "hardware",
-            "search",
+            *("process_group", "device_mesh", "auto_wrap_policy", "plan", "memory"),
+            *("sample", "hardware", "search"),
         )
         kept = {name: value for name, value in self.given().items() if name not in of_whole}
         return {**kept, **told.given()}

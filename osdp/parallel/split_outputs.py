@@ -18,14 +18,8 @@ from torch.overrides import TorchFunctionMode
 from osdp.description.output_uses import groups_of, made_by, maker
 
 _CUTS = (
-    "chunk",
-    "split",
-    "tensor_split",
-    "split_with_sizes",
-    "unsafe_chunk",
-    "unsafe_split",
-    "__getitem__",
-    "narrow",
+    *("chunk", "split", "tensor_split", "split_with_sizes", "unsafe_chunk", "unsafe_split"),
+    *("__getitem__", "narrow"),
 )
 _VIEWS = ("view", "reshape", "unflatten")
 

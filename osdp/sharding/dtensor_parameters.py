@@ -41,12 +41,8 @@ _set_class: Any = object.__dict__["__class__"].__set__
 _OWN = frozenset(
     (
         *("requires_grad", "requires_grad_", "is_leaf", "grad_fn", "retain_grad", "retains_grad", "_version"),
-        *(
-            "register_hook",
-            "register_post_accumulate_grad_hook",
-            "_backward_hooks",
-            "_post_accumulate_grad_hooks",
-        ),
+        *("register_hook", "register_post_accumulate_grad_hook"),
+        *("_backward_hooks", "_post_accumulate_grad_hooks"),
         *("__hash__", "_is_param", "output_nr", "names", "_has_symbolic_sizes_strides"),
     )
 )

@@ -29,13 +29,8 @@ from osdp.sharding.read_values import ReadValues
 from osdp.sharding.sharded_model import Sharded
 
 _METHODS = (
-    "apply",
-    "reset_parameters",
-    "_reset_parameters",
-    "init_weights",
-    "_init_weights",
-    "init_parameters",
-    "initialize_weights",
+    *("apply", "reset_parameters", "_reset_parameters", "init_weights", "_init_weights"),
+    *("init_parameters", "initialize_weights"),
 )
 
 

@@ -56,7 +56,7 @@ def verify(plan: Plan | ParallelPlan, *, search: bool = False) -> str:
         check_hardware(plan.hardware)
         for where, why in problems(plan):
             return f"{where}: {why}"
-        for why in _disagreements(plan, c, s):
+        for why in _disagreements(plan, s):
             return why
         choose_space(s.modes, s.granularity or 1, s.checkpoint, plan.cost, s.hosts)  # may raise
         check_host_memory(plan.hardware, s.modes)  # may raise
@@ -110,7 +110,7 @@ def _check_bounds(plan: Plan, c: Certificate, problem: SearchProblem) -> str:
     return f"the bound on a step is {proven} ps, but the certificate says {c.step_bound_ps}"
 
 
-def _disagreements(plan: Plan, c: Certificate, s: Searched) -> Iterator[str]:
+def _disagreements(plan: Plan, s: Searched) -> Iterator[str]:
     """Differences between facts that the plan states twice."""
     assert plan.world_size is not None
     if s.prefetch is not None and plan.prefetch != s.prefetch:

@@ -43,17 +43,19 @@ class Layout:
         return max(1, self.degrees.ranks // self.ranks_per_host)
 
     @property
+    def stage_ranks(self) -> int:
+        return self.degrees.tensor * self.degrees.data
+
+    @property
     def data_hosts(self) -> int:
         """Hosts over which a data-parallel group is spread, evenly."""
-        spread = self.degrees.tensor * self.degrees.data
-        return max(1, spread // self.ranks_per_host)
+        return max(1, self.stage_ranks // self.ranks_per_host)
 
     def speeds(self, hardware: Hardware) -> list[float]:
         """Of a stage while 1, 2, ... of those of its host compute, over that of all, the last of these. One: it shares no
         cores."""
-        spread = self.degrees.tensor * self.degrees.data
-        stages = max(1, self.ranks_per_host // spread) if hardware.fewer_ranks_speedup else 1
-        return [hardware.speedup(n * spread, self.ranks_per_host) for n in range(1, stages)] + [1.0]
+        stages = max(1, self.ranks_per_host // self.stage_ranks) if hardware.fewer_ranks_speedup else 1
+        return [hardware.speedup(n * self.stage_ranks, self.ranks_per_host) for n in range(1, stages)] + [1.0]
 
     def played(
         self,
@@ -69,10 +71,9 @@ class Layout:
 
     def problem(self) -> str:
         """Why ranks cannot stand so; "" if they can."""
-        tensor, per_host = self.degrees.tensor, self.ranks_per_host
+        tensor, spread, per_host = self.degrees.tensor, self.stage_ranks, self.ranks_per_host
         if tensor > per_host or per_host % tensor:
             return f"{tensor} ranks of a tensor-parallel group do not fit on hosts of {per_host}"
-        spread = tensor * self.degrees.data
         if spread > per_host and spread % per_host:
             return f"a stage of {spread} ranks does not fill hosts of {per_host}"
         if spread < per_host and per_host % spread and self.degrees.pipeline > 1:
@@ -91,11 +92,10 @@ class Layout:
 
     def send_s(self, hardware: Hardware, stage: int, size: int) -> float:
         """Seconds in which a rank sends `size` bytes to its peer in the stage after `stage`."""
-        spread = self.degrees.tensor * self.degrees.data
-        inside = (stage + 1) * spread % self.ranks_per_host != 0
+        inside = (stage + 1) * self.stage_ranks % self.ranks_per_host != 0
         between = hardware.between_hosts
         if inside or between is None:
             link = hardware.inside_a_host(self.hosts).all_gather
             return link.alpha_s + size * link.beta_s_per_byte
-        at_once = min(spread, self.ranks_per_host)  # ranks of a host that send
+        at_once = min(self.stage_ranks, self.ranks_per_host)  # ranks of a host that send
         return between.alpha_s + size * between.beta_s_per_byte * at_once

@@ -92,7 +92,7 @@ def turns_of(
             _tell_left(where, f"{type(module).__name__} has no reset_parameters to")
         if (only_unsaved or lenient) and left:
             own = [(key, t) for key, t in own if key not in floats]
-        if own and init is None and _reset_of(module, resets) is None and _wanted(module, only_unsaved):
+        if own and left and _wanted(module, only_unsaved):
             key, tensor = own[0]
             kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
             raise ShardingError(

@@ -15,21 +15,12 @@ from osdp.sharding.sharded_model import Sharded
 _SHAPES = {"shape", "size", "numel", "nelement", "nbytes", "__len__", "stride"}
 # The same for this rank's rows.
 _ALIKE = {
-    "dtype",
-    "device",
-    "layout",
-    "ndim",
-    "dim",
-    "ndimension",
-    "name",
-    "names",
-    "itemsize",
-    "element_size",
+    *("dtype", "device", "layout", "ndim", "dim", "ndimension", "name", "names", "itemsize", "element_size"),
+    *("is_cpu", "is_cuda", "is_meta", "is_sparse", "is_quantized", "is_nested", "is_floating_point"),
+    *("is_complex", "is_leaf", "is_inference", "is_signed", "is_contiguous", "get_device", "__hash__"),
+    *("requires_grad", "requires_grad_", "grad", "grad_fn", "_version", "untyped_storage"),
+    *("_backward_hooks", "register_hook", "retain_grad", "retains_grad"),
 }
-_ALIKE |= {"is_cpu", "is_cuda", "is_meta", "is_sparse", "is_quantized", "is_nested", "is_floating_point"}
-_ALIKE |= {"is_complex", "is_leaf", "is_inference", "is_signed", "is_contiguous", "get_device", "__hash__"}
-_ALIKE |= {"requires_grad", "requires_grad_", "grad", "grad_fn", "_version", "untyped_storage"}
-_ALIKE |= {"_backward_hooks", "register_hook", "retain_grad", "retains_grad"}
 
 
 class ReadValues(TorchFunctionMode):

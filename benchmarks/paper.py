@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from support.machine import machine
 from support.paper.instance import measured
-from support.paper.models import MODELS
+from support.paper.models import MODELS, shapes
 from support.paper.page import page
 from support.paper.picture import draw
 from support.paper.scale import at_scale, published
@@ -57,6 +57,7 @@ def main() -> int:
         with ProcessPoolExecutor(given.workers) as pool:
             beside, scale = pool.submit(published), pool.submit(at_scale)
             found = {"rows": searched, "published": beside.result(), "scale": scale.result()}
+        found["models"] = shapes()
         found |= {"machine": machine(), "wall_s": time.perf_counter() - began, "workers": given.workers}
     text = page(found)
     print(text)

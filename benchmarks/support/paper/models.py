@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -110,8 +111,14 @@ def _parts(layers: int, *widths: int) -> tuple[int, ...]:
     return tuple(width for width in widths for _ in range(layers // len(widths)))
 
 
-# Within the paper's table of models: layers, widths, and parameters in billions (N&D 1.3 to 2.9, W&S 1.7 to 4, I&C 0.9
-# to 2.3). The paper does not list its models one by one; 48 x 1,536 is the one of the authors' scripts.
+# The paper's table of models: layers, operators, widths and parameters of each family.
+TABLE = {
+    "N&D": ("48-96", "98-194", "1024-1536", "1.3-2.9 B"),
+    "W&S": ("2-4", "6-10", "6144-12288", "1.7-4 B"),
+    "I&C": ("24-96", "50-194", "1024-4096", "0.9-2.3 B"),
+}
+
+# Within that table. The paper does not list its models one by one; 48 x 1,536 is the one of the authors' scripts.
 MODELS = {
     "N&D 48x1536": _parts(48, 1536),
     "N&D 72x1280": _parts(72, 1280),
@@ -132,3 +139,24 @@ def description(model: str, text: Text) -> ModelDescription:
         tokens = torch.zeros(1, text.sequences, text.tokens, dtype=torch.long)
         module = GPT(MODELS[model], text)
     return osdp.describe(module, tokens, tokens.clone())
+
+
+def shapes() -> list[dict[str, Any]]:
+    """Of each model what the paper's table says of its family. Operators are modules with parameters; the paper counts two a
+    block, attention and MLP, and two around them."""
+    found = []
+    for name, widths in MODELS.items():
+        with torch.device("meta"):
+            module = GPT(widths, ADDITION)
+        own = [m for m in module.modules() if m._parameters]
+        numel = sum(p.numel() for p in module.parameters())
+        found.append(
+            {
+                "model": name,
+                "layers": len(widths),
+                "operators": len(own),
+                "widths": sorted(set(widths)),
+                "parameters": numel,
+            }
+        )
+    return found

@@ -50,6 +50,10 @@ TITLES = {
         '"Gathers again": for each recomputed block, as FairScale does and the paper says of FSDP. "Kept": from the '
         "recomputation to the backward, which FSDP2 does for units of whole blocks.",
     ),
+    "models": (
+        "The models",
+        "The paper gives ranges for each family. It counts two operators a block, here each module with parameters is one.",
+    ),
     "smaller": (
         "Where a larger space gave a slower plan",
         "By more than 0.1%: a fault of the search, not a result.",
@@ -83,6 +87,7 @@ def sections(found: Mapping[str, Any], whole: bool) -> list[str]:
     lines = titled("headlines", table(HEAD, headline_rows(rows)))
     lines += titled("regimes", strategy_tables.regimes(rows))
     lines += titled("recomputation", strategy_tables.recomputation(rows))
+    lines += titled("models", strategy_tables.models(found["models"]))
     lines += section("All strategies, 1 to 3 units, sequences/s", strategy_tables.capped(rows))
     if whole:
         lines += section(

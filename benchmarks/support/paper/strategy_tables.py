@@ -8,8 +8,19 @@ from typing import Any
 from support.paper.cells import best
 from support.paper.headlines import Row, cell, gains, recomputed
 from support.paper.markdown import gain, said, shown, table
+from support.paper.models import TABLE
 
 COLUMNS = ("DP", "GPipe", "TP", "FSDP", "3D", "OSDP-base", "OSDP", "3D+OSDP")
+
+
+def models(shapes: Sequence[Mapping[str, Any]]) -> list[str]:
+    lines = []
+    for family, (layers, operators, widths, parameters) in TABLE.items():
+        lines.append([f"{family}, the paper", layers, operators, widths, parameters])
+        for s in (s for s in shapes if s["model"].startswith(family)):
+            numbers = (f"{s['layers']}", f"{s['operators']}", ", ".join(map(str, s["widths"])))
+            lines.append([s["model"], *numbers, f"{s['parameters'] / 1e9:.2f} B"])
+    return table(("model", "layers", "operators", "widths", "parameters"), lines)
 
 
 def capped(rows: Sequence[Row]) -> list[str]:

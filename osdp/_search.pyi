@@ -613,7 +613,16 @@ class Planner:
     """
     Everything of a search but its wish.
     """
-    def __init__(self, model: Model, request: Request, manner: Manner) -> None: ...
+    def __init__(
+        self,
+        model: Model,
+        request: Request,
+        manner: Manner,
+        times_at: collections.abc.Callable[[typing.SupportsInt | typing.SupportsIndex], Model] | None = None,
+    ) -> None:
+        """
+        `times_at`: the model at a batch, if operators' times are no lines in that.
+        """
     def any_plan(self, wish: Wish) -> Answer: ...
     def bound_request(
         self,

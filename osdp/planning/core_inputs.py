@@ -193,8 +193,9 @@ class ComputeTime:
 # The search, its checker and the simulator take an operator's time as a line in the batch, of forward and of both. Each
 # kernel's time is the largest of lines (its bytes at the memory's rate; its flops at the rate of each of its dimensions), so
 # the line through a batch and the next one is exact there, and nowhere above the kernels' times: what is proven with it
-# holds for all batches. Where the search tries all sizes, it is repeated with the lines at the batch that it found, until
-# that is the plan's own (`objectives.best_plan`). What slices take longer is that batch's, in all.
+# holds for all batches. Where the search chooses the batch, it asks for the lines at those that it comes to: a plan is
+# simulated with the lines at its own batch (Note [Lines of time] in csrc/search/problem/timed_model.hpp). What slices take
+# longer is that batch's.
 def compute_s(
     operator: Operator,
     hardware: Hardware,

@@ -4,7 +4,6 @@ infeasible problems."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from time import monotonic
 
 from osdp import _search
 from osdp.base.byte_sizes import format_bytes, format_limits
@@ -13,9 +12,6 @@ from osdp.errors import InfeasibleError
 from osdp.plan.plan import Plan
 from osdp.planning.plan_builder import plan_of
 from osdp.planning.search_problem import SearchProblem
-
-# The first search for a batch, at which times are to be exact, ends at this gap; then there are at most so many more.
-BATCH_GAP, MOST_BATCHES = 0.02, 3
 
 
 def best_plan(problem: SearchProblem, limit: int) -> Plan:
@@ -40,21 +36,9 @@ def best_plan(problem: SearchProblem, limit: int) -> Plan:
 def _solved(
     problem: SearchProblem, limit: int, progress: Callable[[float], None]
 ) -> tuple[SearchProblem, _search.Answer]:
-    """The answer, and the problem that it solves: with the times of kernels at the plan's batch, where the search may choose
-    that. Note [Times of kernels]
-    """
-    if not problem.tries_batches_of_kernels():
-        return problem, problem.planner.search(problem.wish(limit), progress)
-    began, searched = monotonic(), problem.searched
-    gap = max(BATCH_GAP, searched.gap)
-    for tried in range(1 + MOST_BATCHES):
-        wish = problem.wish(limit, gap=gap if tried == 0 else None)
-        if searched.time_limit_s is not None:
-            wish.time_limit_s = max(searched.time_limit_s - (monotonic() - began), 1e-3)
-        answer = problem.planner.search(wish, progress)
-        same = answer.feasible and answer.plan.batch.size == problem.kernels_batch()
-        if not answer.feasible or answer.interrupted or tried == MOST_BATCHES or (tried > 0 and same):
-            break
+    """The answer, and the problem that it solves: with the times of kernels at the plan's batch."""
+    answer = problem.planner.search(problem.wish(limit), progress)
+    if problem.times_vary() and answer.feasible:
         problem = problem.changed(kernels_batch=answer.plan.batch.size)
     return problem, answer
 

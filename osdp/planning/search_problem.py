@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import cached_property
+from functools import cached_property, partial
 
 from osdp import _search
 from osdp.description.model_description import ModelDescription
@@ -66,16 +66,21 @@ class SearchProblem:
     def planner(self) -> _search.Planner:
         """The C++ planner of this problem."""
         searched = self.searched
-        model = make_model(
+        model_at = partial(  # which must not refer to this problem: a cycle through C++ is never freed
+            make_model,
             self._without_held_inputs(),
             self.hardware,
             self.precision,
             searched.whole,
             self._held_always(),
-            self.kernels_batch(),
-            None if searched.stage is None else searched.stage.collectives,
+            collectives=None if searched.stage is None else searched.stage.collectives,
         )
-        return self.planner_of(model, self.manner())
+        return _search.Planner(
+            model_at(self.kernels_batch()),
+            self.request(),
+            self.manner(),
+            model_at if self.times_vary() else None,
+        )
 
     def planner_of(self, model: _search.Model, manner: _search.Manner) -> _search.Planner:
         """The same of a model and a manner that were made otherwise."""
@@ -144,11 +149,11 @@ class SearchProblem:
         )
 
     def kernels_batch(self) -> int:
-        """The batch at which kernels' times are exact: Note [Times of kernels] in core_inputs.py."""
+        """The batch whose times of kernels the certificate has: Note [Times of kernels] in core_inputs.py."""
         s = self.searched
         return s.batch_size or s.kernels_batch or max(1, self.description.sample_batch)
 
-    def tries_batches_of_kernels(self) -> bool:
+    def times_vary(self) -> bool:
         """Whether the search chooses the batch and the times depend on it by kernels, not along a line."""
         rates, timed = self.hardware.kernel_rates, self.hardware.gamma_s
         return (

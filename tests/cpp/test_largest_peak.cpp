@@ -216,7 +216,8 @@ void no_timing_holds_more_and_one_as_much() {
     Manner how = manner(model);
     const int64_t prefetch = draw(dice, 0, 2);
     how.lanes = {dice() % 4 == 0, dice() % 4 == 0};
-    const PlanPlayer player(model, asked, how);
+    const TimedModel timed(model);
+    const PlanPlayer player(timed, asked, how);
     PlanEvaluator evaluator(asked, player, kLargestSum);
     Neighbours neighbours(evaluator);
     IndexedPlan plan{asked.batches.empty() ? Batch{2, 1} : asked.batches.front(), {}};

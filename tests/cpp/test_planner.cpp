@@ -161,6 +161,58 @@ void a_larger_space_needs_no_larger_limit(int problems) {
   std::printf("%d problems: the whole space at least %.4f as fast as a part of it\n", problems, worst);
 }
 
+// Times that are the largest of two lines in the batch, as the line through a batch and the next one.
+Model with_times_of(const Model& model, int64_t batch) {
+  Model at = model;
+  for (Operator& op : at.operators) {
+    const auto line = [batch](double& per_sample, double& fixed) {
+      const auto time = [slope = per_sample, once = fixed](int64_t b) {
+        return std::max(once + 4 * slope, slope * static_cast<double>(b));
+      };
+      const auto size = static_cast<double>(batch);
+      per_sample = std::min(time(batch + 1) - time(batch), time(batch) / size);
+      fixed = time(batch) - per_sample * size;
+    };
+    line(op.compute_s_per_sample, op.compute_s_fixed);
+    line(op.recompute_s_per_sample, op.recompute_s_fixed);
+  }
+  return at;
+}
+
+// Of each batch alone the search knows the times exactly.
+void times_may_depend_on_the_batch_in_any_way() {
+  Random dice(29);
+  int large = 0;
+  for (int n = 0; n < 40; ++n) {
+    const Model model = random_model(dice, 6);
+    const Request asked = request(n % 4 == 0 ? 1 : 4);
+    const auto at = [&](int64_t batch) { return with_times_of(model, batch); };
+    const Planner planner(at(3), asked, manner(model), at);
+    Wish wish = wish_for(0);
+    if (n % 2 == 0) wish.batches.clear();
+    const int64_t least = planner.search(wish).smallest_limit_bytes;
+    wish.limit_bytes = least + static_cast<int64_t>(dice() % (5 * least));
+    const Answer found = planner.search(wish);
+    CHECK(found.feasible && found.played.step_ps == planner.play(found.plan).step_ps);
+    const int64_t batch = found.plan.batch.size;
+    CHECK(planner.prove(wish).lower_bound_s_per_sample > 0 || n % 4 == 0);
+    large += batch > 1;
+    for (int64_t b = 1; b <= 12; ++b) {
+      if (!wish.batches.empty() && b != 1 && b != 2 && b != 4) continue;
+      const Planner alone(at(b), asked, manner(model));
+      Wish one = wish;
+      one.batches = {{b, 1}};
+      const Answer best = alone.search(one);
+      if (!best.feasible) continue;
+      CHECK(found.throughput(4) * (1 + wish.gap) >= best.throughput(4));
+      CHECK(found.proof.lower_bound_s_per_sample * static_cast<double>(b) * 1e12 <=
+            static_cast<double>(best.played.step_ps) + 1);
+      if (b == batch) CHECK(planner.play(best.plan).step_ps == best.played.step_ps);
+    }
+  }
+  CHECK(large > 10);
+}
+
 void the_least_memory_is_the_least() {
   for_random_models(2, [](const Planner& planner, int64_t least, int64_t limit) {
     Wish wish = wish_for(limit);
@@ -255,6 +307,7 @@ int main(int argc, char** argv) {
   a_limit_leaves_its_margin();
   nothing_is_gathered_ahead_that_costs_time();
   a_larger_space_needs_no_larger_limit(argc > 1 ? std::atoi(argv[1]) : 8);
+  times_may_depend_on_the_batch_in_any_way();
   the_least_memory_is_the_least();
   the_largest_batch_is_the_largest();
   a_frontier_only_rises();

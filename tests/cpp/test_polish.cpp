@@ -46,7 +46,8 @@ void a_polished_plan_fits_and_is_no_slower() {
     Request wide = request(4, int64_t{1} << 40);
     std::vector<IndexedPlan> seeds;
     {
-      const PlanPlayer player(model, wide, manner(model));
+      const TimedModel timed(model);
+      const PlanPlayer player(timed, wide, manner(model));
       PlanEvaluator all(wide, player, 0);
       const Batch batch{draw(dice, 1, 4), draw(dice, 1, 3)};
       for (const Recompute way : wide.recompute)
@@ -56,7 +57,8 @@ void a_polished_plan_fits_and_is_no_slower() {
         least = std::min(least, all.peak_bytes(s)), most = std::max(most, all.peak_bytes(s));
       wide.limit_bytes = draw(dice, least, most);
     }
-    const PlanPlayer player(model, wide, manner(model));
+    const TimedModel timed(model);
+    const PlanPlayer player(timed, wide, manner(model));
     PlanEvaluator r(wide, player, wide.limit_bytes);
     // The limit is of the sum, or of the plan's own peak.
     const bool own_peak = draw(dice, 0, 1) == 1;
@@ -105,7 +107,8 @@ void recomputation_and_gathers_that_nothing_asks_for_go() {
   for (int b = 0; b < 4; ++b) model.blocks.push_back({"block" + std::to_string(b), 10});
   Request ample = request(4, int64_t{1} << 40);
   ample.batches = {{2, 1}};
-  const PlanPlayer player(model, ample, manner(model));
+  const TimedModel timed(model);
+  const PlanPlayer player(timed, ample, manner(model));
   PlanEvaluator r(ample, player, ample.limit_bytes);
   const Polished p = polish(r, {uniform(r, {2, 1}, Recompute::Regather, 2)}, 100, by_sum(r));
   for (const Recompute way : p.plan.decision.ways) CHECK(way == Recompute::None);
@@ -117,7 +120,8 @@ void what_is_no_plan_is_refused() {
   Random dice(1);
   const Model model = random_model(dice, 6);
   const Request none = request(4, 0);
-  const PlanPlayer player(model, none, manner(model));
+  const TimedModel timed(model);
+  const PlanPlayer player(timed, none, manner(model));
   PlanEvaluator r(none, player, 0);
   const IndexedPlan seed = uniform(r, {1, 1}, Recompute::None, 0);
   CHECK_THROWS(polish(r, {seed}, 10, by_sum(r)), InvalidProblem, "keeps the limit");

@@ -1,9 +1,11 @@
 // Bindings of csrc/search/planner, of the search of one objective (for benchmarks), and of IndexedPlans.
-#include "search/planner/planner.hpp"
+#include <pybind11/functional.h>
+
 #include "bindings/names.hpp"
 #include "bindings/search/budget.hpp"
 #include "search/heuristics/plan_evaluator.hpp"
 #include "search/planner/peak_limit.hpp"
+#include "search/planner/planner.hpp"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -121,8 +123,13 @@ void bind_answer(py::module_& m) {
 
 void bind_searches(py::module_& m) {
   py::class_<Planner>(m, "Planner", "Everything of a search but its wish.")
-      .def(py::init<Model, Request, Manner>(), "model"_a, "request"_a, "manner"_a)
-      .def_property_readonly("model", &Planner::model)
+      .def(py::init([](Model model, Request request, Manner manner, std::optional<ModelAt> at) {
+             return std::make_unique<Planner>(std::move(model), std::move(request), std::move(manner),
+                                              std::move(at).value_or(ModelAt{}));
+           }),
+           "model"_a, "request"_a, "manner"_a, "times_at"_a = py::none(),
+           "`times_at`: the model at a batch, if operators' times are no lines in that.")
+      .def_property_readonly("model", [](const Planner& p) -> const Model& { return p.model(); })
       .def(
           "request",
           [](const Planner& p, int64_t limit_bytes) {

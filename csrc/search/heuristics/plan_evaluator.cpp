@@ -7,12 +7,14 @@
 
 namespace osdp::search {
 
-PlanEvaluator::PlanEvaluator(const Request& request, const PlanPlayer& player, int64_t most_bytes)
+PlanEvaluator::PlanEvaluator(const Request& request, const PlanPlayer& player, int64_t most_bytes,
+                             int64_t times)
     : request_(request),
       player_(player),
+      model_(player.model(times)),
       most_bytes_(most_bytes),
-      classes_(find_equivalence_classes(player.model(), request)),
-      slots_(player.model().operators.size()) {
+      classes_(find_equivalence_classes(model_, request)),
+      slots_(model_.operators.size()) {
   for (const EquivalenceClass& cls : classes_.classes) {
     for (const auto& instance : cls.instances) {
       for (size_t p = 0; p < instance.size(); ++p) slots_[instance[p]] = &cls.slots[p];

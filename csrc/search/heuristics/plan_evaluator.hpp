@@ -27,11 +27,12 @@ inline IndexedPlan indexed_plan(const Found& found, const Space& space) {
 class PlanEvaluator {
  public:
   // `most_bytes`: what the largest peak of a plan may be; its memory for gathered units is what that leaves.
-  PlanEvaluator(const Request& request, const PlanPlayer& player, int64_t most_bytes);
+  // `times`: the batch whose times the objective has; 0: the model's own.
+  PlanEvaluator(const Request& request, const PlanPlayer& player, int64_t most_bytes, int64_t times = 0);
   PlanEvaluator(const PlanEvaluator&) = delete;
   PlanEvaluator& operator=(const PlanEvaluator&) = delete;
 
-  const Model& model() const { return player_.model(); }
+  const Model& model() const { return model_; }
   const Request& request() const { return request_; }
   const EquivalenceClasses& classes() const { return classes_; }
 
@@ -67,6 +68,7 @@ class PlanEvaluator {
 
   const Request& request_;
   const PlanPlayer& player_;
+  const Model& model_;
   const int64_t most_bytes_;
   const EquivalenceClasses classes_;
   std::vector<const Slot*> slots_;  // by operator

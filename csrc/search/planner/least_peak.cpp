@@ -40,9 +40,9 @@ LeastPeak least_of_sums(Searches& searches, Request part, PlanEvaluator& own) {
   LeastPeak least;
   for (int n = 0; n < kMostTransients && !(searches.over() && least.found); ++n) {
     part.limit_bytes = 1, part.find_smallest = true;
-    part.limit_bytes = searches.run(part).smallest_limit_bytes;
+    part.limit_bytes = searches.run(part, 0).smallest_limit_bytes;
     if (part.limit_bytes == 0) break;
-    const Schedule found = searches.run(part, kAnyPlan);
+    const Schedule found = searches.run(part, 0, kAnyPlan);
     if (!found.feasible) break;
     PlanEvaluator narrowed(part, searches.planner().player(), 0);
     const IndexedPlan plan = in_whole_space(own, narrowed.plain(indexed_plan(found_of(found), part.space)));

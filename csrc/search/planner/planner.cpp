@@ -28,10 +28,10 @@ int64_t Answer::step_bound_ps() const {
 
 namespace {
 
-Model positioned(Model model, const Manner& manner, const Request& request) {
-  if (manner.places.size() == model.operators.size())
-    set_step_positions(model, manner, decides_blocks(request));
-  return model;  // else PlanPlayer refuses it
+std::function<void(Model&)> positioned(const Manner& manner, const Request& request) {
+  return [places = manner, blocks = decides_blocks(request)](Model& model) {
+    if (places.places.size() == model.operators.size()) set_step_positions(model, places, blocks);
+  };  // else PlanPlayer refuses it
 }
 
 Request of_runtime(Request request, const Manner& manner) {
@@ -44,16 +44,21 @@ Request of_runtime(Request request, const Manner& manner) {
 
 }  // namespace
 
-Planner::Planner(Model model, Request request, Manner manner)
-    : model_(positioned(std::move(model), manner, request)),
+Planner::Planner(Model model, Request request, Manner manner, ModelAt at)
+    : model_(std::move(model), std::move(at), positioned(manner, request)),
       request_(of_runtime(std::move(request), manner)),
       player_(model_, request_, std::move(manner)) {}
 
+ModelAt Planner::times() const {
+  if (!times_vary()) return {};
+  return [this](int64_t batch) { return model(batch); };
+}
+
 std::vector<Members> Planner::units(const PlainPlan& plan) const {
-  validate(model_, plan);
+  validate(model(), plan);
   int64_t transient = 0;
   for (size_t i = 0; i < plan.choices.size(); ++i) {
-    const Operator& op = model_.operators[i];
+    const Operator& op = model().operators[i];
     const PlainPlan::Choice& c = plan.choices[i];
     const Recompute way = op.block < 0 ? Recompute::None : plan.blocks[op.block];
     if (op.tensors.empty()) continue;
@@ -92,7 +97,8 @@ Answer Planner::search(const Wish& wish, const Interrupted& interrupted) const {
   Answer least = least_memory(searches);
   Wish at = wish;
   at.limit_bytes = least.limit_bytes;
-  if (least.feasible && !searches.limit_is_of_sum()) least.proof = prove(at, interrupted);
+  if (least.feasible && !searches.limit_is_of_sum())
+    least.proof = prove(at, interrupted, least.plan.batch.size);
   price(searches, batches, least);
   least.interrupted = interrupted && interrupted();
   return least;
@@ -106,17 +112,17 @@ void Planner::price(Searches& searches, const std::vector<Batch>& batches, Answe
         problem, found.proof.shares,
         request_.moves_nothing() ? found.limit_bytes : PeakLimit(found.limit_bytes).most_bytes());
   }
-  price_batches(searches, problem, found.proof);
+  price_batches(searches, problem, found.plan.batch.size, found.proof);
 }
 
-Proof Planner::prove(const Wish& wish, const Interrupted& interrupted) const {
+Proof Planner::prove(const Wish& wish, const Interrupted& interrupted, int64_t times) const {
   Searches searches(*this, wish, interrupted);
   const Request problem = searches.request(wish.limit_bytes, wish.batches);
   if (searches.limit_is_of_sum()) return additive_optimum(searches, problem).proof;
   StepProver prover(searches, problem, PeakLimit(wish.limit_bytes).most_bytes(), wish.gap);
   if (!prover.prove()) return {};
   while (prover.sharpen(std::numeric_limits<double>::infinity())) continue;
-  return prover.proof();
+  return prover.proof(times);
 }
 
 std::vector<Answer> Planner::frontier(const Wish& wish, const std::vector<int64_t>& limits,

@@ -88,14 +88,20 @@ using Interrupted = std::function<bool()>;
 
 class Searches;
 
-// `request` has no limit and no batches. Methods are const and keep no state between calls.
+// `request` has no limit and no batches. Methods are const and keep nothing between calls but the times of
+// batches.
 class Planner {
  public:
-  Planner(Model model, Request request, Manner manner);
+  // `at`: the model's times at other batches than those of `model`, if they are no lines in the batch.
+  Planner(Model model, Request request, Manner manner, ModelAt at = {});
   Planner(const Planner&) = delete;
   Planner& operator=(const Planner&) = delete;
 
-  const Model& model() const { return model_; }
+  // With the times of a batch; 0: its own.
+  const Model& model(int64_t batch = 0) const { return model_.at(batch); }
+  bool times_vary() const { return model_.varies(); }
+  // For another planner of the model, which must not outlive this one.
+  ModelAt times() const;
   // Simulates plans of the model; independent of the objective.
   const PlanPlayer& player() const { return player_; }
   std::vector<Members> units(const PlainPlan& plan) const;
@@ -114,14 +120,15 @@ class Planner {
   // each answer is the fastest so far in simulation. Infeasible limits are left out.
   std::vector<Answer> frontier(const Wish& wish, const std::vector<int64_t>& limits,
                                const Interrupted& interrupted = {}) const;
-  // A lower bound on the step of every plan that fits the wish's limit, without prices.
-  Proof prove(const Wish& wish, const Interrupted& interrupted = {}) const;
+  // A lower bound on the step of every plan that fits the wish's limit, without prices. `times`: the batch
+  // whose times are to be priced; 0: any.
+  Proof prove(const Wish& wish, const Interrupted& interrupted = {}, int64_t times = 0) const;
   UsefulLimits useful_limits(const Wish& wish, const Interrupted& interrupted = {}) const;
 
  private:
   void price(Searches& searches, const std::vector<Batch>& batches, Answer& found) const;
 
-  const Model model_;
+  const TimedModel model_;
   const Request request_;
   const PlanPlayer player_;
 };

@@ -99,9 +99,9 @@ class BatchPrices {
 
 }  // namespace
 
-void price_batches(Searches& searches, const Request& request, Proof& proof) {
+void price_batches(Searches& searches, const Request& request, int64_t times, Proof& proof) {
   if (proof.priced_s_per_sample <= 0) return;
-  BatchPrices prices(searches.planner().model(), request, proof.phases);
+  BatchPrices prices(searches.planner().model(times), request, proof.phases);
   proof.priced = prices.find(proof.priced_s_per_sample * 1e12, [&] { return searches.over(); });
 }
 

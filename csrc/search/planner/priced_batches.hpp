@@ -15,7 +15,8 @@
 
 namespace osdp::search {
 
-// Fills `proof.priced` for the batches of `request`, whose objective and memory are those of the bound.
-void price_batches(Searches& searches, const Request& request, Proof& proof);
+// Fills `proof.priced` for the batches of `request`, whose objective and memory are those of the bound, with
+// the times of batch `times`.
+void price_batches(Searches& searches, const Request& request, int64_t times, Proof& proof);
 
 }  // namespace osdp::search

@@ -51,7 +51,7 @@ Request Searches::request(int64_t limit_bytes, const std::vector<Batch>& batches
   return request;
 }
 
-Schedule Searches::run(const Request& request, double gap, int64_t work, const Known& known) {
+Schedule Searches::run(const Request& request, int64_t times, double gap, int64_t work, const Known& known) {
   Budget budget;
   if (limit_s_ > 0) budget.time_limit_s = std::max(left_s(), kLeastShare * limit_s_);
   budget.interrupted = [this] { return interrupted(); };
@@ -61,7 +61,7 @@ Schedule Searches::run(const Request& request, double gap, int64_t work, const K
   if (work == 0 && counts_work(request, wish_)) work = wish_.work;
   if (work > 0) budget.work = &work;
   const int64_t before = work;
-  Schedule s = schedule(planner_.model(), request, budget, known);
+  Schedule s = schedule(planner_.model(times), request, budget, known);
   s.work = before - work;
   return s;
 }
@@ -84,7 +84,7 @@ Answer Searches::best_plan(int64_t limit_bytes, const std::vector<Batch>& batche
 }
 
 bool Searches::fits(int64_t limit_bytes, Batch batch) {
-  if (limit_is_of_sum()) return run(request(limit_bytes, {batch}), kAnyPlan).feasible;
+  if (limit_is_of_sum()) return run(request(limit_bytes, {batch}), batch.size, kAnyPlan).feasible;
   const LeastPeak& least = this->least({batch});
   return least.found && PeakLimit(limit_bytes).spare(least.largest_peak_bytes) >= 0;
 }

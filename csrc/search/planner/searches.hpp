@@ -27,8 +27,10 @@ class Searches {
   Request request(int64_t limit_bytes, const std::vector<Batch>& batches) const;
   const Wish& wish() const { return wish_; }
 
-  // Ends at a relative gap of `gap`, or after `work` steps (0: the wish's number, if it counts steps).
-  Schedule run(const Request& request, double gap = 0, int64_t work = 0, const Known& known = {});
+  // With the times of a batch (0: the model's own). Ends at a relative gap of `gap`, or after `work` steps
+  // (0: the wish's number, if it counts steps).
+  Schedule run(const Request& request, int64_t times, double gap = 0, int64_t work = 0,
+               const Known& known = {});
 
   // The plan with the fastest step that was found among those that fit, with a bound but without prices. If
   // there is none, the smallest limit known to be feasible.

@@ -29,13 +29,7 @@ double share(int64_t of_whole) { return static_cast<double>(of_whole) / static_c
 }  // namespace
 
 StepProver::StepProver(Searches& searches, const Request& problem, int64_t limit_bytes, double gap)
-    : searches_(searches),
-      problem_(problem),
-      limit_bytes_(limit_bytes),
-      gap_(gap),
-      work_(kAllWork),
-      classes_(find_equivalence_classes(searches.planner().model(),
-                                        bound_request(problem, {0, kWhole}, limit_bytes))) {
+    : searches_(searches), problem_(problem), limit_bytes_(limit_bytes), gap_(gap), work_(kAllWork) {
   find_sizes();
   find_knots();
 }
@@ -86,16 +80,23 @@ Request bound_request(Request problem, StepShares shares, int64_t limit_bytes, G
   return problem;
 }
 
-PlanLines StepProver::lines_in(GatherRange gather) const {
+const EquivalenceClasses& StepProver::classes(const Range& range) {
+  const auto known = classes_.find(range.times);
+  if (known != classes_.end()) return known->second;
+  const Request whole = bound_request(problem_, {0, kWhole}, limit_bytes_);
+  return classes_.emplace(range.times, find_equivalence_classes(model(range), whole)).first->second;
+}
+
+PlanLines StepProver::lines_in(const Range& range) {
   std::vector<Request> requests;
   const auto add = [&](StepShares shares) {
-    requests.push_back(bound_request(problem_, shares, limit_bytes_, gather));
+    requests.push_back(bound_request(problem_, shares, limit_bytes_, range.gather));
   };
   add({0, 0});
   for (size_t k = 1; k < knots_.size(); ++k) add({knots_[k], 0});
   for (size_t k = 1; k < knots_.size(); ++k) add({0, knots_[k]});
   add({0, 0, kWhole}), add({0, 0, 0, kWhole}), add({0, 0, 0, 0, kWhole});
-  return {searches_.planner().model(), classes_, std::move(requests)};
+  return {model(range), classes(range), std::move(requests)};
 }
 
 StepProver::Line StepProver::line_of(PlanLines& lines, const Found& plan) const {
@@ -190,17 +191,17 @@ StepProver::Line StepProver::PlanBound::with(const std::vector<PairWeight>& weig
   return sum;
 }
 
-std::vector<StepProver::Line> StepProver::pairs_of(const Found& plan, GatherRange gather,
-                                                   const std::vector<PairWeight>& pairs) const {
+std::vector<StepProver::Line> StepProver::pairs_of(const Found& plan, const Range& range,
+                                                   const std::vector<PairWeight>& pairs) {
   std::vector<Line> lines(pairs.size());
   if (pairs.empty()) return lines;
-  const Model& model = searches_.planner().model();
+  const Model& model = this->model(range);
   std::vector<bool> whole(model.operators.size());
-  for_each_choice(classes_, plan.decision, [&](int i, const Candidate& c) {
+  for_each_choice(classes(range), plan.decision, [&](int i, const Candidate& c) {
     whole[i] = c.granularity == 1 && traits(c.mode).sharded && !traits(c.mode).kept;
   });
-  const Request halves[] = {bound_request(problem_, {kWhole, 0}, limit_bytes_, gather),
-                            bound_request(problem_, {0, kWhole}, limit_bytes_, gather)};
+  const Request halves[] = {bound_request(problem_, {kWhole, 0}, limit_bytes_, range.gather),
+                            bound_request(problem_, {0, kWhole}, limit_bytes_, range.gather)};
   size_t earlier = 0;
   for (size_t i = 0; i < model.operators.size(); ++i) {
     const Operator& op = model.operators[i];
@@ -258,6 +259,7 @@ StepProver::Range StepProver::bounded(GatherRange gather, BatchSizes sizes, cons
                                       double enough) {
   Range range = beginning;
   range.gather = gather, range.sizes = sizes, range.feasible = true;
+  if (searches_.planner().times_vary()) range.times = std::clamp(range.size, sizes.least, sizes.most);
   range.phases.clear(), range.pairs = pairs_over(gather);
   for (PairWeight& pair : range.pairs) {
     for (const PairWeight& known : beginning.pairs)
@@ -271,13 +273,15 @@ StepProver::Range StepProver::bounded(GatherRange gather, BatchSizes sizes, cons
   // With the same shares a plan of a part of its range attains the same bound, if it fits there and costs the
   // same.
   Known known{beginning.plan, beginning.bound_s_per_sample, enough};
+  if (range.times != beginning.times) known.bound_s_per_sample = 0;
   for (int round = 0; round < kMostRounds; ++round) {
     Request request = bound_request(problem_, shares, limit_bytes_, gather);
     request.sizes = sizes;
     request.space.of_sizes = request.micro_batches();
     for (const PairWeight& pair : weights)
       if (pair.weight > 0) request.space.pairs.push_back(pair);
-    const Schedule found = searches_.run(request, gap_ / 20, std::clamp<int64_t>(work_, 1, kWork), known);
+    const Schedule found =
+        searches_.run(request, range.times, gap_ / 20, std::clamp<int64_t>(work_, 1, kWork), known);
     work_ -= found.work;
     const double bound = found.lower_bound_s_per_sample;
     if (!found.feasible) {
@@ -294,13 +298,13 @@ StepProver::Range StepProver::bounded(GatherRange gather, BatchSizes sizes, cons
     known.plans.push_back(found_of(found));
     known.bound_s_per_sample = 0, known.useful_s_per_sample = range.bound_s_per_sample;
     if (!lines) {
-      lines.emplace(lines_in(gather));
-      if (problem_.batches.empty()) range.sizes.most = std::min(range.sizes.most, classes_.most_batch);
+      lines.emplace(lines_in(range));
+      if (problem_.batches.empty()) range.sizes.most = std::min(range.sizes.most, classes(range).most_batch);
     }
     std::vector<Found> near{found_of(found)};
     near.insert(near.end(), found.runners_up.begin(), found.runners_up.end());
     for (Found& plan : near) {
-      plans.push_back({line_of(*lines, plan), pairs_of(plan, gather, weights)});
+      plans.push_back({line_of(*lines, plan), pairs_of(plan, range, weights)});
       plans_.push_back(std::move(plan));
     }
     const StepShares before = shares;
@@ -320,15 +324,31 @@ bool StepProver::prove() {
   const bool none_ahead = problem_.space.prefetches.back() == 0;
   Range beginning;
   beginning.shares = shares;
+  if (!problem_.batches.empty()) beginning.size = problem_.batches.front().size;
+  beginning.times = beginning.size;
   all_ = bounded(none_ahead ? GatherRange{0, 0} : GatherRange{}, {}, beginning, kNever);
+  while (all_.feasible && searches_.planner().times_vary() && all_.size != all_.times) {
+    const Range next = with_times(all_.size);
+    if (!next.feasible || next.bound_s_per_sample <= all_.bound_s_per_sample) break;
+    all_ = next;
+  }
   if (all_.feasible) ranges_ = {all_}, first_bound_ = all_.bound_s_per_sample;
   return all_.feasible;
 }
 
 double StepProver::lower_bound_s_per_sample() const { return ranges_.front().bound_s_per_sample; }
 StepShares StepProver::shares() const { return ranges_.front().shares; }
-Proof StepProver::proof() const {
-  return {lower_bound_s_per_sample(), false, all_.shares, all_.bound_s_per_sample, all_.phases, {}};
+Proof StepProver::proof(int64_t times) {
+  const bool others = searches_.planner().times_vary() && times != 0 && times != all_.times;
+  const Range priced = others ? with_times(times) : all_;
+  return {lower_bound_s_per_sample(), false, priced.shares, priced.bound_s_per_sample, priced.phases, {}};
+}
+
+StepProver::Range StepProver::with_times(int64_t batch) {
+  Range beginning;
+  beginning.shares = all_.shares;
+  beginning.size = beginning.times = batch;
+  return bounded(all_.gather, all_.sizes, beginning, kNever);
 }
 
 std::vector<std::pair<GatherRange, BatchSizes>> StepProver::parts_of(const Range& range) const {

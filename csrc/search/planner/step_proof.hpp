@@ -21,7 +21,8 @@
 //
 // Note [Ranges of the batch]
 // A larger batch hides more transfers, so its best shares are others: for all batches together the bound is
-// that of shares which suit none. The plans are branched on the batch, too, at the one of the plan that
+// that of shares which suit none. And its operators' times lie on other lines (Note [Lines of time] in
+// problem/timed_model.hpp). The plans are branched on the batch, too, at the one of the plan that
 // attains the lowest bound.
 //
 // Each of these searches knows the plans that attained the bounds before it: where one still attains the
@@ -33,6 +34,7 @@
 #pragma once
 
 #include <array>
+#include <map>
 
 #include "search/planner/plan_lines.hpp"
 #include "search/planner/searches.hpp"
@@ -57,8 +59,11 @@ class StepProver {
 
   double lower_bound_s_per_sample() const;  // per rank
   StepShares shares() const;                // of that bound
-  // With what can be priced: the first bound, of plans with any budget.
-  Proof proof() const;
+  // With what can be priced: the bound of plans with any budget and batch. `times`: the batch whose times it
+  // has, if they vary; 0: any.
+  Proof proof(int64_t times);
+  // A batch of plans that attain the first bound.
+  int64_t first_batch() const { return all_.size; }
   // The minima for the ranges and shares tried, and plans near them.
   const std::vector<Found>& plans() const { return plans_; }
 
@@ -70,6 +75,7 @@ class StepProver {
     StepShares shares;  // of that bound
     bool feasible = false;
     int64_t size = 1;               // the batch of the plan that attains it
+    int64_t times = 0;              // that whose times its bounds have: Note [Lines of time]
     std::vector<int> phases;        // that its search constrained
     std::vector<PairWeight> pairs;  // of that bound
     std::vector<Found> plan;        // that attains it, if one is known
@@ -90,6 +96,10 @@ class StepProver {
   // Bounds the plans with a budget and a batch in these ranges, beginning with the shares, weights and bound
   // of another range; ends when that is at least `enough`.
   Range bounded(GatherRange gather, BatchSizes sizes, const Range& beginning, double enough);
+  // The first bound with the times of a batch.
+  Range with_times(int64_t batch);
+  const Model& model(const Range& range) const { return searches_.planner().model(range.times); }
+  const EquivalenceClasses& classes(const Range& range);
   // The parts of a range, by batch or by budget; none: nothing can be divided.
   std::vector<std::pair<GatherRange, BatchSizes>> parts_of(const Range& range) const;
   void find_sizes();
@@ -97,10 +107,9 @@ class StepProver {
   double at(const Line& line, const StepShares& shares) const;
   // Without shares, with each of forward's knots alone, each of backward's, and the whole of the forms of the
   // link, of averages and of reductions.
-  PlanLines lines_in(GatherRange gather) const;
+  PlanLines lines_in(const Range& range);
   Line line_of(PlanLines& lines, const Found& plan) const;
-  std::vector<Line> pairs_of(const Found& plan, GatherRange gather,
-                             const std::vector<PairWeight>& pairs) const;
+  std::vector<Line> pairs_of(const Found& plan, const Range& range, const std::vector<PairWeight>& pairs);
   // All pairs that do not fit into a range's budgets together.
   std::vector<PairWeight> pairs_over(GatherRange gather) const;
   // The weights and shares at which the lowest of the plans' bounds is highest, as far as a search along each
@@ -114,8 +123,8 @@ class StepProver {
   const Request problem_;
   const int64_t limit_bytes_;
   const double gap_;
-  int64_t work_;  // steps of all searches that are left
-  const EquivalenceClasses classes_;
+  int64_t work_;                                   // steps of all searches that are left
+  std::map<int64_t, EquivalenceClasses> classes_;  // by the batch whose times they have
   std::vector<int64_t> sizes_;  // ascending: budgets into which something more fits than into smaller ones
   // Ascending shares, 0 and the whole among them: from one at which transfers take as much alone as beside
   // computation to the next a plan's bound is linear.

@@ -66,8 +66,8 @@ class StepSearch {
     if (!fits()) return {};
     gather_no_further_than_needed();
     Answer a;
-    a.feasible = true, a.proof = prover_.proof();
-    a.plan = evaluator_->plain(seeds_.front().plan), a.played = seeds_.front().played;
+    a.feasible = true, a.plan = evaluator_->plain(seeds_.front().plan), a.played = seeds_.front().played;
+    a.proof = prover_.proof(a.plan.batch.size);
     a.peak_bytes = evaluator_->largest_peak_bytes(seeds_.front().plan);
     return a;
   }
@@ -81,7 +81,7 @@ class StepSearch {
     std::optional<Searches> searches;
     std::unique_ptr<StepSearch> search;
     Part(const Planner& whole, Request request, const Wish& of_whole)
-        : planner(whole.model(), std::move(request), whole.player().manner()), wish(of_whole) {
+        : planner(whole.model(), std::move(request), whole.player().manner(), whole.times()), wish(of_whole) {
       wish.time_limit_s = 0;
     }
   };
@@ -92,7 +92,7 @@ class StepSearch {
     weighed_.emplace(problem_);
     weighed_->space.shares = prover_.shares();
     weighed_->space.every_latency = true;
-    evaluator_.emplace(*weighed_, searches_.planner().player(), limit_.most_bytes());
+    evaluator_.emplace(*weighed_, searches_.planner().player(), limit_.most_bytes(), prover_.first_batch());
     consider_proven();
     // Over all batches the smallest limit is that of the least plan; a batch is searched to the end.
     return fits() || !problem_.batches.empty() || least_fits();

@@ -49,14 +49,15 @@ Step with_micro_batches(Step step, int64_t micro_batches) {
 
 }  // namespace
 
-PlanPlayer::PlanPlayer(const Model& model, const Request& request, Manner manner)
+PlanPlayer::PlanPlayer(const TimedModel& model, const Request& request, Manner manner)
     : model_(model), request_(request), manner_(std::move(manner)) {
-  validate(model);
+  validate(model.own());
   validate(request);
   validate(manner_.delay);
-  if (manner_.places.size() != model.operators.size())
+  const size_t operators = model.own().operators.size();
+  if (manner_.places.size() != operators)
     throw InvalidProblem("the places of " + std::to_string(manner_.places.size()) + " operators for " +
-                         std::to_string(model.operators.size()));
+                         std::to_string(operators));
 }
 
 std::vector<Members> PlanPlayer::units(const PlainPlan& plan, int64_t transient_bytes) const {
@@ -80,7 +81,7 @@ PlannedUnit PlanPlayer::planned(const Members& members) const {
   }
   std::sort(unit.calls.begin(), unit.calls.end());
   unit.calls.erase(std::unique(unit.calls.begin(), unit.calls.end()), unit.calls.end());
-  if (!members.empty()) unit.name = model_.operators[members.front()].name;
+  if (!members.empty()) unit.name = model_.own().operators[members.front()].name;
   unit.operators = members;
   return unit;
 }
@@ -89,7 +90,7 @@ Step PlanPlayer::step(const PlainPlan& plan, const std::vector<Members>& units) 
   std::vector<PlannedUnit> joined;
   joined.reserve(units.size());
   for (const Members& members : units) joined.push_back(planned(members));
-  return step_of(model_, request_, plan, std::move(joined), manner_.delay, manner_.lanes);
+  return step_of(model(plan.batch.size), request_, plan, std::move(joined), manner_.delay, manner_.lanes);
 }
 
 int64_t PlanPlayer::largest_peak(const Step& step) const {

@@ -3,6 +3,7 @@
 
 #include <array>
 
+#include "search/problem/timed_model.hpp"
 #include "search/simulate/simulate.hpp"
 #include "search/simulate/step_of_plan.hpp"
 #include "search/simulate/unit_grouping.hpp"
@@ -44,9 +45,10 @@ struct Timeline {
 class PlanPlayer {
  public:
   // `model` and `request` must outlive it. Throws InvalidProblem for malformed arguments.
-  PlanPlayer(const Model& model, const Request& request, Manner manner);
+  PlanPlayer(const TimedModel& model, const Request& request, Manner manner);
 
-  const Model& model() const { return model_; }
+  // With the times of a batch; 0: its own.
+  const Model& model(int64_t batch = 0) const { return model_.at(batch); }
   const Manner& manner() const { return manner_; }
 
   // The units of a plan (simulate/unit_grouping.hpp); traced operators are not joined beyond
@@ -70,7 +72,7 @@ class PlanPlayer {
   PlannedUnit planned(const Members& members) const;
   int64_t fit_largest(Step& step, int64_t most_bytes) const;
 
-  const Model& model_;
+  const TimedModel& model_;
   const Request& request_;
   const Manner manner_;
 };

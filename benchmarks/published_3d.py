@@ -15,8 +15,9 @@ and 3.35 TB/s the clock is taken as the cube root of the power (?). The two larg
 is taken as FLOAT8 times bf16's rate (?); the ratio without it is printed too. Selective recomputation is taken as none.
 Nothing is fitted to these rows.
 
-Printed are predicted step over published; the mean error; and what `osdp.search` returns with degrees on auto for the
-same GPUs, batch and memory, with its time.
+Printed are predicted step over published; the mean error; and what `osdp.search` returns for the same GPUs, batch and
+memory, with its time: with degrees on auto, and at their degrees. The latter says how much of the difference are degrees:
+micro-batches, recomputation, modes and slices are the search's own in both.
 """
 
 from __future__ import annotations
@@ -150,7 +151,9 @@ def reduced_after(t: _search.StageTimes) -> _search.StageTimes:
     )
 
 
-def searched(run: dict[str, Any], description: ModelDescription, float8: bool) -> dict[str, Any]:
+def searched(
+    run: dict[str, Any], description: ModelDescription, float8: bool, tensor: int | str, pipeline: int | str
+) -> dict[str, Any]:
     began = time.process_time()
     plan = osdp.search(
         description,
@@ -160,9 +163,9 @@ def searched(run: dict[str, Any], description: ModelDescription, float8: bool) -
         hardware=machine_of(run, float8),
         precision=PRECISION,
         global_batch_size=run["batch"],
-        tensor_parallel="auto",
-        pipeline_parallel="auto",
-        tp_plan=styles(run),
+        tensor_parallel=tensor,
+        pipeline_parallel=pipeline,
+        tp_plan=styles(run) if tensor != 1 else None,
     )
     assert isinstance(plan, osdp.ParallelPlan)
     return {
@@ -200,7 +203,11 @@ def main() -> int:
         if float8:
             row["ratio in bf16"] = predicted_s(run, description, False)[0] / own
         if not given.no_search:
-            row["found"] = searched(run, description, float8)
+            row["found"] = searched(run, description, float8, "auto", "auto")
+            try:
+                row["at their degrees"] = searched(run, description, float8, run["tp"], run["pp"])
+            except osdp.InfeasibleError as error:
+                row["at their degrees"] = {"why": str(error)}
         rows.append(row)
         print(json.dumps(row), flush=True)
     error = fmean(abs(r["ratio"] - 1) for r in rows)

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <tuple>
+#include <utility>
 
 namespace osdp::search {
 
@@ -19,96 +20,54 @@ Pricing::Pricing(const Model& model, const Request& request, const EquivalenceCl
   }
 }
 
-// Prefix sums of prices: the total price of phases a to b - 1 is sums[b] - sums[a].
-template <typename Cost, typename Price>
-Cost Pricing::choose(const std::vector<Price>& prices, bool with_time, Decision& decision) const {
-  std::vector<Cost> sums(operators_ + 1, 0);
-  for (size_t j = 0; j < operators_; ++j) sums[j + 1] = sums[j] + Cost(paper_ ? prices[0] : prices[j]);
-  const auto over = [&](size_t a, size_t b) -> Cost { return paper_ ? Cost(prices[0]) : sums[b] - sums[a]; };
+Decision Pricing::cheapest(const std::vector<double>& prices) const {
   const size_t n = operators_;
-  decision.choices.assign(n, -1);
-  decision.ways.assign(blocks_, Recompute::None);
-  Cost total = 0;
+  std::vector<double> by_phase = prices;
+  by_phase.resize(n, 0);  // the paper's sum is priced as a first phase, in which an option counts in full
+  const PhasePrices priced(by_phase), alike(std::vector<double>(n, 1));
+  using Cost = std::pair<double, double>;  // at the prices; of equal ones, over all phases
+  const auto both = [&](const auto& cost) { return Cost{cost(priced), cost(alike)}; };
+  Decision decision{std::vector<int>(n, -1), std::vector<Recompute>(blocks_, Recompute::None)};
   std::vector<int> picked, best_picked;
   for (size_t k = 0; k < classes_.classes.size(); ++k) {
     const EquivalenceClass& cls = classes_.classes[k];
     const Way* best = nullptr;
-    Cost least = 0;
     for (size_t m = 0; m < cls.instances.size(); ++m) {
       const auto& at = cls.instances[m];
+      const size_t first = at.front(), end = at.back() + 1;
       // Consecutive instances with no priced phase between them choose alike.
-      if (m > 0 && (paper_ || over(cls.instances[m - 1].front(), at.back() + 1) == 0)) {
-        total += least;
-        for (size_t p = 0; p < at.size(); ++p) decision.choices[at[p]] = best_picked[p];
-        if (cls.block) decision.ways[cls.blocks[m]] = best->way;
-        continue;
-      }
-      best = nullptr;
-      double least_mean = 0;
-      for (const Way& way : ways_[k]) {
-        const bool again = way.way != Recompute::None;
-        Cost cost = with_time ? Cost(way.time) : Cost(0);
-        cost += over(0, n) * Cost(way.in_flight);
-        double mean = static_cast<double>(way.in_flight) * static_cast<double>(n);  // bytes, over all phases
-        if (again) {
-          cost += over(at.front(), n) * Cost(way.input);
-          mean += static_cast<double>(way.input) * static_cast<double>(n - at.front());
-        }
-        picked.assign(at.size(), -1);
-        for (size_t p = 0; p < at.size(); ++p) {
-          const size_t i = at[p], end = again ? static_cast<size_t>(at.back()) + 1 : n;
-          const Cost here = over(i, i + 1), before = over(i, n), after = paper_ ? Cost(0) : over(0, i);
-          const Cost inside = over(i, end);
-          const int64_t saved = cls.slots[p].saved(batch_.size);
-          const int64_t work = paper_ ? 0 : cls.slots[p].work(batch_.size);
-          cost += inside * Cost(saved) + here * Cost(work);
-          mean += static_cast<double>(saved) * static_cast<double>(end - i) + static_cast<double>(work);
-          Cost lowest = 0;
-          double lowest_mean = 0;
-          for (const SlotOption& o : way.slots[p]) {
-            const Cost c = (with_time ? Cost(o.time) : Cost(0)) + before * Cost(o.before) +
-                           here * Cost(o.own - o.late) + after * Cost(o.after) + inside * Cost(o.held) +
-                           over(i - static_cast<size_t>(o.left_phases), i) * Cost(o.left);
-            const double size = static_cast<double>(o.before) * static_cast<double>(n - i) +
-                                static_cast<double>(o.after) * static_cast<double>(i) +
-                                static_cast<double>(o.own) +
-                                static_cast<double>(o.left) * static_cast<double>(o.left_phases) +
-                                static_cast<double>(o.held) * static_cast<double>(end - i);
-            if (picked[p] < 0 || c < lowest || (c == lowest && size < lowest_mean)) {
-              picked[p] = o.candidate, lowest = c, lowest_mean = size;
+      if (m == 0 || (!paper_ && priced.of(cls.instances[m - 1].front(), end) != 0)) {
+        best = nullptr;
+        Cost least;
+        for (const Way& way : ways_[k]) {
+          const bool again = way.way != Recompute::None;
+          Cost cost = both([&](const PhasePrices& p) {
+            return p.all() * static_cast<double>(way.in_flight) +
+                   p.from(first) * static_cast<double>(way.input);
+          });
+          cost.first += static_cast<double>(way.time);
+          const auto add = [&](const Cost& more) { cost.first += more.first, cost.second += more.second; };
+          picked.assign(at.size(), -1);
+          for (size_t p = 0; p < at.size(); ++p) {
+            const size_t i = at[p];
+            const auto saved = static_cast<double>(cls.slots[p].saved(batch_.size));
+            add(both([&](const PhasePrices& x) { return x.of(i, again ? end : n) * saved; }));
+            Cost lowest;
+            for (const SlotOption& o : way.slots[p]) {
+              Cost c = both([&](const PhasePrices& x) { return memory_cost(o, x, i, end); });
+              c.first += static_cast<double>(o.time);
+              if (picked[p] < 0 || c < lowest) picked[p] = o.candidate, lowest = c;
             }
+            add(lowest);
           }
-          cost += lowest;
-          mean += lowest_mean;
-        }
-        if (best == nullptr || cost < least || (cost == least && mean < least_mean)) {
-          best = &way, least = cost, least_mean = mean;
-          best_picked = picked;
+          if (best == nullptr || cost < least) best = &way, least = cost, best_picked = picked;
         }
       }
-      total += least;
       for (size_t p = 0; p < at.size(); ++p) decision.choices[at[p]] = best_picked[p];
       if (cls.block) decision.ways[cls.blocks[m]] = best->way;
     }
   }
-  return total;
-}
-
-int128 Pricing::least(const std::vector<int64_t>& weights, Decision& decision) const {
-  int128 sum = 0;
-  for (int64_t w : weights) sum += w;
-  const int128 held = sum * classes_.held(batch_.size);
-  return choose<int128>(weights, false, decision) + held;
-}
-
-double Pricing::cheapest(const std::vector<double>& prices, double limit, Decision& decision) const {
-  double sum = 0;
-  for (double p : prices) sum += p;
-  const double cost =
-      choose<double>(prices, true, decision) +
-      static_cast<double>(batch_.accumulation) * static_cast<double>(classes_.compute_ps(batch_.size));
-  const double held = sum * static_cast<double>(classes_.held(batch_.size)), most = sum * limit;
-  return cost + held - most - 1 - 1e-12 * (cost + held + most);
+  return decision;
 }
 
 // One operator at its position, with its options under the plan's recomputation. Its memory differs between
@@ -162,18 +121,13 @@ void Pricing::improve(Decision& decision, std::vector<int64_t>& phases, int64_t 
     const SlotOption *from, *to;
   };
   std::vector<Place> all = places(decision);
-  std::vector<double> sums(phases_ + 1, 0);
-  for (size_t j = 0; j < phases_; ++j) sums[j + 1] = sums[j] + prices[j];
+  std::vector<double> by_phase = prices;
+  by_phase.resize(operators_, 0);
+  const PhasePrices priced(by_phase);
   std::vector<Move> moves;
   for (Place& p : all) {
-    const size_t i = paper_ ? 0 : p.op, end = std::max(p.end, p.op);
     const auto price = [&](const SlotOption& o) {
-      if (paper_) return prices[0] * static_cast<double>(o.after);
-      return sums[i] * static_cast<double>(o.after) +
-             (sums[phases_] - sums[i]) * static_cast<double>(o.before) +
-             prices[i] * static_cast<double>(o.own - o.late) +
-             (sums[end] - sums[i]) * static_cast<double>(o.held) +
-             (sums[i] - sums[i - static_cast<size_t>(o.left_phases)]) * static_cast<double>(o.left);
+      return memory_cost(o, priced, p.op, std::max(p.end, p.op + 1));
     };
     for (const SlotOption& o : *p.options) {
       if (o.time >= p.now->time) continue;

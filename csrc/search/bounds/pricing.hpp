@@ -20,13 +20,9 @@ class Pricing {
   bool possible() const { return possible_; }
   size_t phases() const { return phases_; }
 
-  // The plan with the least sum over phases of weight x bytes, and that sum: no plan has
-  // less. Ties are broken by the mean memory over all phases.
-  int128 least(const std::vector<int64_t>& weights, Decision& decision) const;
-
-  // The plan with the least time + sum over phases of price x (bytes - limit), prices in ps per byte; and
-  // that sum minus a margin for rounding: no plan within the limit takes less time.
-  double cheapest(const std::vector<double>& prices, double limit, Decision& decision) const;
+  // The plan with the least time + sum over phases of price x bytes, prices in ps per byte. Ties are broken
+  // by the mean memory over all phases.
+  Decision cheapest(const std::vector<double>& prices) const;
 
   // Greedily moves operators of a plan to faster options while every phase stays within `limit` bytes (net of
   // the reserve): changes that save most time per priced byte first. Updates `phases`, the plan's memory per
@@ -41,8 +37,6 @@ class Pricing {
  private:
   struct Place;
   std::vector<Place> places(const Decision& decision) const;
-  template <typename Cost, typename Price>
-  Cost choose(const std::vector<Price>& prices, bool with_time, Decision& decision) const;
 
   const EquivalenceClasses& classes_;
   const Batch batch_;

@@ -41,7 +41,7 @@ bool BranchAndBound::accept(const FixedNode& leaf, Batch batch) {
     return false;
   }
   const Found found{batch, leaf.decision, leaf.time_ps, *worst};
-  if (!any_) found_.offer(found);
+  found_.offer(found);
   if (best_.feasible && !found.faster_than({best_.batch, {}, best_.step_ps, 0})) return true;
   best_.feasible = true;
   best_.batch = batch;
@@ -55,7 +55,7 @@ void BranchAndBound::go_on() {
   while (!open_.empty() && !watch_.stopped()) {
     BranchNode top = open_.top();
     if (budget_.tell_gap) budget_.tell_gap(apart(top));
-    if (useless(top) || (any_ && best_.feasible)) break;
+    if (useless(top)) break;
     if (enough(top) || (best_.feasible && apart(top) <= gap())) break;
     open_.pop();
     if (top.rows != rows_.size()) {

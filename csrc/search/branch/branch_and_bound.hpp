@@ -44,16 +44,9 @@ inline SubproblemKey key_of(const BranchNode& w) { return {w.lo.size, w.lo.accum
 
 class BranchAndBound {
  public:
-  // `any`: stop at the first plan that fits.
   BranchAndBound(const Model& model, const Request& request, const Budget& budget,
-                 const EquivalenceClasses& classes, Stopwatch& watch, bool any, const Known& known = {})
-      : model_(model),
-        request_(request),
-        budget_(budget),
-        watch_(watch),
-        any_(any),
-        known_(known),
-        classes_(classes) {}
+                 const EquivalenceClasses& classes, Stopwatch& watch, const Known& known)
+      : model_(model), request_(request), budget_(budget), watch_(watch), known_(known), classes_(classes) {}
 
   // An initial incumbent, if it fits.
   void offer(const Decision& decision, Batch batch) {
@@ -112,7 +105,6 @@ class BranchAndBound {
   const Request& request_;
   const Budget& budget_;
   Stopwatch& watch_;
-  const bool any_;
   const Known known_;
   const EquivalenceClasses& classes_;
   std::set<SubproblemKey> rounded_, priced_;

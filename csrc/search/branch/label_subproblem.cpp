@@ -26,7 +26,7 @@ bool BranchAndBound::make_subproblem(const BranchNode& w) {
 
 // If row after row was violated.
 void BranchAndBound::begin_subproblem(const BranchNode& w) {
-  if (any_ || rows_.size() < first_rows_ + 2 || !priced_.insert(key_of(w)).second) return;
+  if (rows_.size() < first_rows_ + 2 || !priced_.insert(key_of(w)).second) return;
   make_subproblem(w);
 }
 

@@ -14,7 +14,7 @@ namespace osdp::search {
 void BranchAndBound::round(const BranchNode& w) {
   constexpr int kTurns = 6;
   constexpr double kShare = 0.25;
-  if (any_ || near(w) || !rounded_.insert(key_of(w)).second) return;
+  if (near(w) || !rounded_.insert(key_of(w)).second) return;
   const int64_t limit = request_.limit_bytes;
   const Pricing pricing = this->pricing(w);
   if (!pricing.possible()) return;
@@ -22,8 +22,7 @@ void BranchAndBound::round(const BranchNode& w) {
   double sum = std::accumulate(prices.begin(), prices.end(), 0.0);
   if (sum == 0) sum = w.bound / static_cast<double>(std::max<int64_t>(limit, 1));
   for (int turn = 0; turn < kTurns && !watch_.stopped(); ++turn) {
-    Decision decision;
-    pricing.cheapest(prices, static_cast<double>(limit), decision);
+    Decision decision = pricing.cheapest(prices);
     std::vector<int64_t> phases = phase_bytes(model_, request_, classes_, decision, w.lo);
     watch_.spent(static_cast<int64_t>(200 * phases.size()));
     const auto worst = std::max_element(phases.begin(), phases.end());
@@ -41,10 +40,9 @@ void BranchAndBound::round(const BranchNode& w) {
 // spends the memory left over. False if not even that plan fits.
 bool BranchAndBound::least_plan(const BranchNode& w, const std::vector<double>& prices) {
   const ChainResources chain = this->chain(w, true);
-  const MinPeak least = min_peak(chain, chain.limit() + 1, watch_);
-  if (!least.complete) return true;
+  const MinPeak least = min_peak(chain, watch_);
   if (least.found) fit(least.decision, w, pricing(w), prices);
-  return least.found;
+  return least.found || !least.complete;
 }
 
 // Repairs a plan that exceeds the limit, spends the memory left over, and offers the result. False if it

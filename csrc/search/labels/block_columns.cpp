@@ -23,22 +23,16 @@ WayCost cost_of(const ChainResources& chain, const ChainResources::Segment& segm
   const bool again = way.way != Recompute::None;
   cost.all = static_cast<double>(way.time);
   cost.all += prices.from(0) * static_cast<double>(way.in_flight);
-  if (again) cost.all += prices.from(segment.first) * static_cast<double>(way.input);
+  cost.all += prices.from(segment.first) * static_cast<double>(way.input);
   for (size_t p = 0; p < way.slots.size(); ++p) {
     const size_t i = segment.first + p;
-    const double here = prices.of(i, i + 1), from = prices.from(i), before = prices.before(i);
-    const double inside = again ? prices.of(i, segment.end) : from;
-    cost.all += inside * static_cast<double>(chain.saved(segment.cls, p)) +
-                here * static_cast<double>(chain.work(segment.cls, p));
+    const double kept = again ? prices.of(i, segment.end) : prices.from(i);
+    cost.all += kept * static_cast<double>(chain.saved(segment.cls, p)) +
+                prices.of(i, i + 1) * static_cast<double>(chain.work(segment.cls, p));
     auto& extra = cost.extra.emplace_back();
     double least = std::numeric_limits<double>::infinity();
     for (const SlotOption& o : way.slots[p]) {
-      extra.push_back(
-          {static_cast<double>(o.time) + from * static_cast<double>(o.before) +
-               before * static_cast<double>(o.after) + here * static_cast<double>(o.own - o.late) +
-               prices.of(i - static_cast<size_t>(o.left_phases), i) * static_cast<double>(o.left) +
-               (again ? inside : 0) * static_cast<double>(o.held),
-           &o});
+      extra.push_back({static_cast<double>(o.time) + memory_cost(o, prices, i, segment.end), &o});
       least = std::min(least, extra.back().cost);
     }
     for (WayCost::Extra& e : extra) e.cost -= least;
@@ -124,10 +118,6 @@ bool add_way(const ChainResources& chain, const ChainResources::Segment& segment
 }
 
 }  // namespace
-
-PhasePrices::PhasePrices(const std::vector<double>& prices) : sums_(prices.size() + 1, 0) {
-  for (size_t j = 0; j < prices.size(); ++j) sums_[j + 1] = sums_[j] + prices[j];
-}
 
 double least_cost(const ChainResources& chain, const ChainResources::Segment& segment,
                   const PhasePrices& prices) {

@@ -5,24 +5,6 @@
 
 namespace osdp::search {
 
-// Prefix sums of the phases' prices in ps per byte, so that the total of a range takes one subtraction.
-class PhasePrices {
- public:
-  explicit PhasePrices(const std::vector<double>& prices);
-  PhasePrices times(double scale) const {
-    PhasePrices scaled = *this;
-    for (double& s : scaled.sums_) s *= scale;
-    return scaled;
-  }
-  double before(size_t phase) const { return sums_[phase]; }  // sum over all phases before this one
-  double from(size_t phase) const { return sums_.back() - sums_[phase]; }
-  double of(size_t first, size_t end) const { return sums_[end] - sums_[first]; }
-  double all() const { return sums_.back(); }
-
- private:
-  std::vector<double> sums_;
-};
-
 // Prices aggregated for one segment: over the phases before it, its own, and those after it.
 struct StretchPrices {
   StretchPrices(const PhasePrices& prices, const ChainResources::Segment& segment)

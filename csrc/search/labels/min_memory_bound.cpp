@@ -12,35 +12,36 @@
 
 namespace osdp::search {
 
-MinMemory min_memory(const Model& model, const Request& request, const EquivalenceClasses& classes,
+MinMemory min_memory(const Model& model, Request request, const EquivalenceClasses& classes,
                      int64_t enough_bytes, Stopwatch& watch) {
   struct Open {
     Batch batch;
     int64_t bound;
   };
+  constexpr int64_t kExact = int64_t{1} << 53;  // what floating point adds exactly
   std::vector<Open> open;
   MinMemory best;
   best.peak_bytes = kLargestSum;
   for (const auto& [batch, _] : request.ranges()) {  // the smallest batch of a range needs the least
     const Pricing pricing(model, request, classes, batch, true);
     if (!pricing.possible()) continue;
-    std::vector<int64_t> weights(pricing.phases(), 0);
-    weights.back() = 1;
-    Decision decision;
-    open.push_back(
-        {batch, static_cast<int64_t>(std::min<int128>(pricing.least(weights, decision), kLargestSum))});
+    std::vector<double> last_phase(pricing.phases(), 0);
+    last_phase.back() = 1;
+    Decision decision = pricing.cheapest(last_phase);
     const auto phases = phase_bytes(model, request, classes, decision, batch);
+    open.push_back({batch, phases.back() < kExact ? phases.back() : 0});
     const int64_t peak = *std::max_element(phases.begin(), phases.end());
     if (peak < best.peak_bytes) best = {0, peak, batch, std::move(decision)};
     if (best.peak_bytes <= enough_bytes || watch.spent(static_cast<int64_t>(50 * phases.size()))) return best;
   }
   for (auto& [batch, bound] : open) {
     if (bound >= best.peak_bytes || watch.stopped()) continue;
+    request.limit_bytes = best.peak_bytes - 1;
     const ChainResources chain(model, request, classes, batch, true);
     if (!chain.possible()) continue;
-    MinPeak least = min_peak(chain, best.peak_bytes - chain.reserved(), watch);
-    if (!least.complete) continue;
+    MinPeak least = min_peak(chain, watch);
     if (least.found) best = {0, least.peak_bytes + chain.reserved(), batch, std::move(least.decision)};
+    if (!least.complete) continue;
     bound = best.peak_bytes;
     if (best.peak_bytes <= enough_bytes) return best;
   }

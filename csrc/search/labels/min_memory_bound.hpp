@@ -15,7 +15,7 @@ struct MinMemory {
 
 // Minimizes over the requested batches (batch size 1 if all are allowed), recomputation and choices. Stops at
 // the first plan of at most `enough_bytes`, then without a bound.
-MinMemory min_memory(const Model& model, const Request& request, const EquivalenceClasses& classes,
+MinMemory min_memory(const Model& model, Request request, const EquivalenceClasses& classes,
                      int64_t enough_bytes, Stopwatch& watch);
 
 }  // namespace osdp::search

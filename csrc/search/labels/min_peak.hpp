@@ -7,13 +7,13 @@ namespace osdp::search {
 
 struct MinPeak {
   bool complete = false;  // false: lists grew too long, or the budget was spent
-  bool found = false;     // a plan whose largest phase is below `below`
+  bool found = false;     // a plan within the limit
   int64_t peak_bytes = 0;
   Decision decision;
 };
 
-// The plan whose largest phase is least, if that is below `below` bytes; both without
-// ChainResources::reserved(). Times are ignored. `chain` must be possible. Note [Least peak].
-MinPeak min_peak(const ChainResources& chain, int64_t below, Stopwatch& watch);
+// The plan whose largest phase is least, if that is within the chain's limit; without
+// ChainResources::reserved(). `chain` must be possible and of memory alone. Note [Least peak].
+MinPeak min_peak(const ChainResources& chain, Stopwatch& watch);
 
 }  // namespace osdp::search

@@ -200,7 +200,7 @@ bool PeakBound::plan(const ColumnReduction& reduction, std::vector<Item>& items)
   items.clear();
   for (size_t s = 0; s < reduction.size(); ++s) {
     const Front& f = fronts_[s + 1];
-    const double rounded = 1e-12 * std::abs(cost) + 1;
+    const double rounded = 1e-13 * std::abs(cost) + 0.5;
     const auto fits = [&](const Item& t) {
       const double own = static_cast<double>(t.time) + price_ * static_cast<double>(t.after);
       const auto end = std::upper_bound(f.cost.begin(), f.cost.end(), cost - own + rounded);

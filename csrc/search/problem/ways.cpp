@@ -41,6 +41,10 @@ std::vector<SlotOption> slot_options(const std::vector<Candidate>& candidates, R
 
 }  // namespace
 
+PhasePrices::PhasePrices(const std::vector<double>& prices) : sums_(prices.size() + 1, 0) {
+  for (size_t j = 0; j < prices.size(); ++j) sums_[j + 1] = sums_[j] + prices[j];
+}
+
 std::vector<Way> ways_of(const EquivalenceClass& cls, const Request& request, Batch batch,
                          bool memory_alone) {
   std::vector<Way> ways;

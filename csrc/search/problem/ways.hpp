@@ -17,6 +17,33 @@ struct SlotOption {
   int64_t left = 0, left_phases = 0;  // in so many phases before its own, beside `after`
 };
 
+// Prefix sums of the phases' prices in ps per byte, so that the total of a range takes one subtraction.
+class PhasePrices {
+ public:
+  explicit PhasePrices(const std::vector<double>& prices);
+  PhasePrices times(double scale) const {
+    PhasePrices scaled = *this;
+    for (double& s : scaled.sums_) s *= scale;
+    return scaled;
+  }
+  double before(size_t phase) const { return sums_[phase]; }  // sum over all phases before this one
+  double from(size_t phase) const { return sums_.back() - sums_[phase]; }
+  double of(size_t first, size_t end) const { return sums_[end] - sums_[first]; }
+  double all() const { return sums_.back(); }
+
+ private:
+  std::vector<double> sums_;
+};
+
+// Sum over phases of price x bytes of an option of operator i, whose block ends before operator `end`. It
+// counts in phase i as beside what others left: Note [Gradients that are left].
+inline double memory_cost(const SlotOption& o, const PhasePrices& prices, size_t i, size_t end) {
+  return prices.from(i) * static_cast<double>(o.before) + prices.before(i) * static_cast<double>(o.after) +
+         prices.of(i, i + 1) * static_cast<double>(o.own - o.late) +
+         prices.of(i, end) * static_cast<double>(o.held) +
+         prices.of(i - static_cast<size_t>(o.left_phases), i) * static_cast<double>(o.left);
+}
+
 struct Way {
   Recompute way = Recompute::None;
   int64_t time = 0, input = 0;                 // of recomputation; bytes of the input kept for it

@@ -3,7 +3,7 @@
 
 #include <unordered_map>
 
-#include "search/branch/runners_up.hpp"
+#include "search/branch/found.hpp"
 
 namespace osdp::search {
 

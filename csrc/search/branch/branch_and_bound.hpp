@@ -7,6 +7,7 @@
 #include <queue>
 #include <set>
 
+#include "search/bounds/column_generation.hpp"
 #include "search/bounds/pricing.hpp"
 #include "search/branch/schedule.hpp"
 #include "search/labels/label_setting.hpp"
@@ -33,11 +34,9 @@ struct BranchNode {
 // Note [Label subproblems] in branch/label_subproblem.cpp.
 struct LabelSubproblem {
   LabelSubproblem(ChainResources chain, const std::vector<double>& phase_prices)
-      : labels(std::move(chain), phase_prices), prices(phase_prices) {}
+      : labels(std::move(chain), phase_prices) {}
   LabelSetting labels;
-  std::vector<double> prices;  // of all phases
-  double allowance = 4e-3;     // relative distance above its bound up to which it is searched next
-  bool begun = false;          // searched at least once
+  double allowance = 4e-3;  // relative distance above its bound up to which it is searched next
 };
 using SubproblemKey = std::array<int64_t, 2>;  // batch, accumulation
 inline SubproblemKey key_of(const BranchNode& w) { return {w.lo.size, w.lo.accumulation}; }
@@ -89,17 +88,8 @@ class BranchAndBound {
   void give_up(BranchNode w, double bound);
   std::vector<double> phase_prices(const BranchNode& w) const;
 
-  // Heuristics for upper bounds (heuristics/rounding.cpp).
-  void round(const BranchNode& w);
-  bool least_plan(const BranchNode& w, const std::vector<double>& prices);
-  bool fit(Decision decision, const BranchNode& w, const Pricing& pricing, const std::vector<double>& prices);
-  // For regions of one batch.
-  Pricing pricing(const BranchNode& w) const { return {model_, request_, classes_, w.lo, false}; }
-  ChainResources chain(const BranchNode& w, bool memory_alone) const {
-    return {model_, request_, classes_, w.lo, memory_alone};
-  }
-
-  void depth_first();  // Algorithm 1 of the paper (paper/algorithm_1.cpp)
+  void round(const BranchNode& w);  // a heuristic for upper bounds (heuristics/rounding.cpp)
+  void depth_first();               // Algorithm 1 of the paper (paper/algorithm_1.cpp)
 
   const Model& model_;
   const Request& request_;
@@ -108,8 +98,7 @@ class BranchAndBound {
   const Known known_;
   const EquivalenceClasses& classes_;
   std::set<SubproblemKey> rounded_, priced_;
-  std::set<SubproblemKey> broken_rows_;   // of leaves whose plan violated a row
-  std::set<SubproblemKey> nothing_fits_;  // batches
+  std::set<SubproblemKey> broken_rows_;  // of leaves whose plan violated a row
   size_t first_rows_ = 0;
   std::vector<int> rows_;
   std::map<int64_t, ColumnPool> pools_;   // by accumulation

@@ -16,11 +16,10 @@ namespace osdp::search {
 // leaf's plan violates another row, the first one is.
 
 bool BranchAndBound::make_subproblem(const BranchNode& w) {
-  const std::vector<double> prices = phase_prices(w);
-  ChainResources chain = this->chain(w, false);
+  ChainResources chain(model_, request_, classes_, w.lo);
   if (!chain.possible()) return false;
   subproblems_.erase(key_of(w));
-  subproblems_.try_emplace(key_of(w), std::move(chain), prices);
+  subproblems_.try_emplace(key_of(w), std::move(chain), phase_prices(w));
   return true;
 }
 
@@ -41,15 +40,9 @@ std::vector<double> BranchAndBound::phase_prices(const BranchNode& w) const {
 bool BranchAndBound::go_on_in_subproblem(BranchNode w) {
   constexpr size_t kLongest = 100000;
   constexpr double kWider = 2.25;
-  if (nothing_fits_.contains(key_of(w))) return true;
   const auto at = subproblems_.find(key_of(w));
   if (at == subproblems_.end()) return false;
   LabelSubproblem& subproblem = at->second;
-  if (!std::exchange(subproblem.begun, true) && apart(w) > 0.02 && !least_plan(w, subproblem.prices)) {
-    subproblems_.erase(at);
-    nothing_fits_.insert(key_of(w));
-    return true;
-  }
   int64_t most = cutoff(w) - 1;
   const double bound = subproblem.labels.bound_ps();  // of a step bound it may be 0 or less
   const double target = bound + subproblem.allowance * std::max(1.0, std::abs(bound));

@@ -2,7 +2,6 @@
 #include <numeric>
 
 #include "search/branch/branch_and_bound.hpp"
-#include "search/labels/min_peak.hpp"
 
 namespace osdp::search {
 
@@ -16,7 +15,7 @@ void BranchAndBound::round(const BranchNode& w) {
   constexpr double kShare = 0.25;
   if (near(w) || !rounded_.insert(key_of(w)).second) return;
   const int64_t limit = request_.limit_bytes;
-  const Pricing pricing = this->pricing(w);
+  const Pricing pricing(model_, request_, classes_, w.lo, false);
   if (!pricing.possible()) return;
   std::vector<double> prices = phase_prices(w);
   double sum = std::accumulate(prices.begin(), prices.end(), 0.0);
@@ -34,27 +33,6 @@ void BranchAndBound::round(const BranchNode& w) {
     prices[static_cast<size_t>(worst - phases.begin())] += kShare * sum;
     sum += kShare * sum;
   }
-}
-
-// If no plan near the bound is known: constructs the plan of least memory for this batch and
-// spends the memory left over. False if not even that plan fits.
-bool BranchAndBound::least_plan(const BranchNode& w, const std::vector<double>& prices) {
-  const ChainResources chain = this->chain(w, true);
-  const MinPeak least = min_peak(chain, watch_);
-  if (least.found) fit(least.decision, w, pricing(w), prices);
-  return least.found || !least.complete;
-}
-
-// Repairs a plan that exceeds the limit, spends the memory left over, and offers the result. False if it
-// cannot be repaired.
-bool BranchAndBound::fit(Decision decision, const BranchNode& w, const Pricing& pricing,
-                         const std::vector<double>& prices) {
-  std::vector<int64_t> phases = phase_bytes(model_, request_, classes_, decision, w.lo);
-  watch_.spent(static_cast<int64_t>(200 * phases.size()));
-  if (!pricing.repair(decision, phases, request_.limit_bytes)) return false;
-  pricing.improve(decision, phases, request_.limit_bytes, prices);
-  offer(decision, w.lo);
-  return true;
 }
 
 }  // namespace osdp::search

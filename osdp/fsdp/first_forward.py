@@ -148,7 +148,7 @@ def _before_call(model: nn.Module, method: str | None, args: Any, kwargs: Any) -
     if not (model.training and torch.is_grad_enabled()) or torch._C._current_graph_task_id() != -1:
         return  # within a backward it is recomputed
     sharded = sharded_of(model)
-    if sharded is None or sharded.runtime.summoned or sharded.runtime.in_pass:
+    if sharded is None or sharded.in_use:
         return  # None: a part that is read for the plan of the model around it
     held = {id(p): p for p in model.parameters()}
     replaced = not sharded.runtime.tree_changed and any(id(p) not in held for p in sharded.tree.known)

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
-from osdp.base.modules import HANDLES, without_wrappers
+from osdp.base.modules import HANDLES, unwrapped, without_wrappers
 from osdp.errors import InvalidProblemError, ShardingError
 from osdp.fsdp.sharded_in import first_sharded_in, sharded_in
 from osdp.fsdp.state_dict_types import optimizer_form
@@ -119,7 +119,7 @@ def _gathered_in(entry: Any) -> list[str]:
 def _names_by_model(model: nn.Module, whole: Sharded, names: list[Any]) -> list[tuple[Sharded, list[Any]]]:
     """The names that belong to `whole` and to each part that is sharded over other ranks: only the ranks of one group have
     the same states (an expert that was never called has none)."""
-    root = getattr(model, "_osdp_wrapped", model)
+    root = unwrapped(model)
     parts = (
         {f"{without_wrappers(name)}.": part for name, _, part in parts_of(root)} if root in HANDLES else {}
     )
@@ -171,7 +171,7 @@ def names_of(model: nn.Module, optim: Optimizer | None, optim_input: object = No
     Without `optim`, `optim_input` is what it was made with: parameters, or dicts of groups. Without both it has
     the model's parameters in the model's order.
     """
-    root = getattr(model, "_osdp_wrapped", model)
+    root = unwrapped(model)
     names = {id(p): without_wrappers(name) for name, p in root.named_parameters()}
     given = optim.param_groups if optim is not None else optim_input
     if given is None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from osdp import _C
-from osdp.base.modules import without_wrappers
+from osdp.base.modules import unwrapped, without_wrappers
 from osdp.errors import FormatError, InvalidProblemError, ShardingError
 from osdp.fsdp.sharded_in import first_sharded_in
 from osdp.sharding.nested_models import refuse_parts
@@ -24,7 +24,7 @@ from osdp.sharding.nested_models import refuse_parts
 def local_metadata_dict(model: nn.Module) -> dict[str, Any]:
     """The position of each piece of this rank's parameters in the full ones, in OSDP's own format, not
     FairScale's. Raises ShardingError where parameters are divided by tensor parallelism."""
-    root = getattr(model, "_osdp_wrapped", model)
+    root = unwrapped(model)
     sharded = first_sharded_in(root)
     refuse_parts(
         root, "local_metadata_dict", "Call it for each part by itself, and for the rest by state_dict()"

@@ -151,9 +151,8 @@ def _planned(source: Sharded) -> dict[str, nn.Parameter]:
 
 def _refuse(model: nn.Module, source: Sharded) -> None:
     kind = type(model).__name__
-    if source.runtime.summoned or source.runtime.in_pass:
-        where = "inside summon_full_params" if source.runtime.summoned else "in its forward or backward"
-        raise ShardingError(f"a {kind} is sharded and {where}: copy it outside of that")
+    if source.in_use:
+        raise ShardingError(f"a {kind} is sharded and {source.in_use}: copy it outside of that")
     if source.unsettled:
         raise ShardingError(f"a {kind} cannot be copied yet: {source.unsettled}")
 

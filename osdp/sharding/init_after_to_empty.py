@@ -154,8 +154,7 @@ def _initialise_in_full(part: nn.Module) -> None:
 def _in_full(sharded: Sharded, method: Callable[..., Any], name: str) -> Callable[..., Any]:
     @functools.wraps(method)
     def initialising(*args: Any, **kwargs: Any) -> Any:
-        runtime = sharded.runtime
-        if torch.compiler.is_compiling() or runtime.in_pass or runtime.summoned:
+        if torch.compiler.is_compiling() or sharded.in_use:
             return method(*args, **kwargs)
         around, result, error = sharded.initialising, None, None
         with Initialising(sharded) as sharded.initialising:

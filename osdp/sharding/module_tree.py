@@ -136,7 +136,7 @@ class Tree:
     def look_between_steps(self, model: nn.Module) -> None:
         """Compare before a state dict or a checkpoint. Collective if something was added."""
         runtime = self.sharded.runtime
-        if not runtime.summoned and not runtime.in_pass:
+        if not self.sharded.in_use:
             runtime.end_read_only()
             self.look(model, "registered" if runtime.tree_changed else "")
 

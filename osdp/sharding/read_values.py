@@ -48,7 +48,7 @@ class ReadValues(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name == "__get__":
             name = func.__self__.__name__
-        if name not in _ALIKE and not self.sharded.runtime.in_pass and not self.sharded.runtime.summoned:
+        if name not in _ALIKE and not self.sharded.in_use:
             args = tuple(self._read(each, name) for each in args)
             kwargs = {key: self._read(each, name) for key, each in (kwargs or {}).items()}
         return func(*args, **(kwargs or {}))

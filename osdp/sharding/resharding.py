@@ -210,10 +210,9 @@ class Resharding:
 
 def _refuse_in_use(module: nn.Module, sharded: Sharded) -> None:
     sharded.runtime.end_read_only()
-    if sharded.runtime.summoned or sharded.runtime.in_pass:
-        where = "inside summon_full_params" if sharded.runtime.summoned else "in its forward or backward"
+    if sharded.in_use:
         raise ShardingError(
-            f"a part of the model, a {type(module).__name__}, is sharded and {where}: shard the whole "
+            f"a part of the model, a {type(module).__name__}, is sharded and {sharded.in_use}: shard the whole "
             "model outside of that"
         )
 

@@ -125,6 +125,13 @@ class Sharded:
         """Where arguments of the model's call are moved, as FSDP and DDP do it; None on a CPU."""
         return None if self.device.type == "cpu" else self.device
 
+    @property
+    def in_use(self) -> str:
+        """Why the model cannot be changed or copied now, in words; "" if it can."""
+        if self.runtime.summoned:
+            return "inside summon_full_params"
+        return "in its forward or backward" if self.runtime.in_pass else ""
+
     def names(self) -> list[str]:
         """Parameter names, as in `named_parameters()` of the unwrapped model."""
         return list(self.index)

@@ -128,7 +128,7 @@ def _own_values(module: nn.Module, sharded: Sharded, full: bool, prefix: str) ->
 
 
 def _begin_loading(module: nn.Module, model: nn.Module, sharded: Sharded) -> None:
-    if not (sharded.runtime.summoned or sharded.runtime.in_pass):
+    if not sharded.in_use:
         sharded.runtime.end_read_only()
     if module is model and sharded.runtime.tree_changed:
         show_full_parameters(model, sharded)

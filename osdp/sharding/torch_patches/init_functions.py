@@ -66,10 +66,9 @@ def _emptied(tensor: Tensor) -> tuple[Sharded, nn.Parameter] | None:
     """The parameter that `tensor` is, or is the `.data` of, if it has had no value since to_empty() and no method that
     initialises runs."""
     for _, sharded in sharded_models():
-        runtime = sharded.runtime
-        if not sharded.emptied or sharded.initialising is not None or runtime.in_pass or runtime.summoned:
+        if not sharded.emptied or sharded.initialising is not None or sharded.in_use:
             continue
-        found = runtime.owner_of(tensor)
+        found = sharded.runtime.owner_of(tensor)
         if found is not None and (index := sharded.planned.index(found[0])) in sharded.emptied:
             parameter = sharded.tree.known[index]
             return (sharded, parameter) if tensor.shape == parameter.shape else None
@@ -81,7 +80,7 @@ def refuse_part(tensor: Tensor, what: str) -> None:
     the next forward."""
     for _, sharded in sharded_models():
         runtime = sharded.runtime
-        if runtime.in_pass or runtime.summoned or (found := runtime.owner_of(tensor)) is None:
+        if sharded.in_use or (found := runtime.owner_of(tensor)) is None:
             continue
         name, whole = found
         if whole:

@@ -31,7 +31,7 @@ from osdp.checkpoint.background import Background
 from osdp.checkpoint.folder import Folder
 from osdp.checkpoint.saving import Saving, typed_do
 from osdp.errors import DisagreementError, FormatError, InvalidProblemError, ShardingError
-from osdp.ranks.rank_group import Together
+from osdp.ranks.rank_group import Together, first_unlike
 
 LATEST = "latest"
 EXTRA_NAME = "extra.json"
@@ -101,12 +101,11 @@ class Checkpoints:
         together = Together(self._group or save_load.group_of(model), "osdp.Checkpoints.save")
         names = together.all(typed_do(together, "saving", lambda: _name(step)))
         name = names[together.rank]
-        for rank, other in enumerate(names):
-            if other != names[0]:
-                raise DisagreementError(
-                    f"rank {rank} saves {other} and rank 0 saves {names[0]}: all ranks must save the "
-                    "same step"
-                )
+        if other := first_unlike(names):
+            raise DisagreementError(
+                f"{together.name(other)} saves {names[other]} and {together.name(0)} saves {names[0]}: all ranks must save "
+                "the same step"
+            )
         text = typed_do(together, f"saving {name}", lambda: _text(step, extra))
         saving = Saving.begin(together, model, optimizer, self.folder / name, {EXTRA_NAME: text})
         try:

@@ -32,7 +32,7 @@ from osdp.checkpoint.reading import Reading, check, check_files, fill, readings
 from osdp.checkpoint.saving import Saving, typed_do
 from osdp.checkpoint.stages import part_of
 from osdp.errors import FormatError
-from osdp.ranks.rank_group import Together
+from osdp.ranks.rank_group import Together, first_unlike
 from osdp.sharding.parameter_meshes import all_ranks
 from osdp.sharding.sharded_model import sharded_of
 
@@ -96,7 +96,11 @@ def load(
     together = Together(process_group or group_of(model), "osdp.load")
     step = f"loading {os.fspath(directory)!r:.200}"
     folder, manifest, checksum = typed_do(together, step, lambda: opened(directory))
-    _must_be_the_same(folder, together.all(checksum))
+    if other := first_unlike(together.all(checksum)):
+        raise FormatError(
+            f"{together.name(other)} and {together.name(0)} see different checkpoints at {folder}: load from a file system "
+            "that all ranks share, and do not replace the checkpoint meanwhile"
+        )
     if is_stage(model):
         names = typed_do(together, step, lambda: State.names_of(model))
         manifest = part_of(manifest, names, together.all(names))
@@ -129,15 +133,6 @@ def opened(directory: str | os.PathLike[str]) -> tuple[Folder, Manifest, int]:
             raise
         raise FormatError(f"{os.fspath(directory)!r:.200} is not a checkpoint: {error}") from None
     return folder, read_manifest(folder), folder.checksum(FILE_NAME)[1]
-
-
-def _must_be_the_same(folder: Folder, checksums: list[int]) -> None:
-    for rank, checksum in enumerate(checksums):
-        if checksum != checksums[0]:
-            raise FormatError(
-                f"rank {rank} and rank 0 see different checkpoints at {folder}: load from a file "
-                "system that all ranks share, and do not replace the checkpoint meanwhile"
-            )
 
 
 def _told(progress: Progress, what: str, wanted: list[Reading]) -> Callable[[int], None]:

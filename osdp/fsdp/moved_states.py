@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from osdp.base.tensor_parallel import local_part
 from osdp.errors import DisagreementError, ShardingError
-from osdp.ranks.rank_group import Together
+from osdp.ranks.rank_group import Together, first_unlike
 from osdp.sharding.dtensor_parameters import shown_like
 from osdp.sharding.resharding import Resharding
 from osdp.sharding.sharded_model import Sharded
@@ -48,13 +48,12 @@ class MovedStates:
 
     def agree(self, together: Together) -> None:
         """Raises DisagreementError if ranks have different states. Collective."""
-        told = [(index, key) for _, key, _, index in self._states]
-        for rank, theirs in enumerate(together.all(told)):
-            if theirs != told:
-                raise DisagreementError(
-                    f"rank {rank} has {len(theirs)} tensors of optimizer state and rank "
-                    f"{together.rank} has {len(told)}: load the state on all ranks or on none"
-                )
+        told = together.all([(index, key) for _, key, _, index in self._states])
+        if other := first_unlike(told):
+            raise DisagreementError(
+                f"{together.name(other)} has {len(told[other])} tensors of optimizer state and {together.name(0)} has "
+                f"{len(told[0])}: load the state on all ranks or on none"
+            )
 
     def move(self, resharding: Resharding, new: Sharded) -> None:
         """Redistribute the states after the resharding; one state is full at a time. Collective."""

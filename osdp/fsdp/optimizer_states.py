@@ -19,7 +19,7 @@ from osdp.base.modules import HANDLES, unwrapped, without_wrappers
 from osdp.errors import InvalidProblemError, ShardingError
 from osdp.fsdp.sharded_in import first_sharded_in, sharded_in
 from osdp.fsdp.state_dict_types import optimizer_form
-from osdp.ranks.rank_group import Together
+from osdp.ranks.rank_group import Together, first_unlike
 from osdp.sharding.nested_models import parts_of, refuse_parts
 from osdp.sharding.sharded_model import Sharded
 from osdp.sharding.state_dict_form import StateDictForm
@@ -135,12 +135,11 @@ def _refuse_other_states(sharded: Sharded, mine: dict[Any, list[str]]) -> None:
     Collective."""
     together = Together(sharded.group, "gathering the optimizer's state")
     everybody = together.all([(name, keys) for name, keys in mine.items() if keys])
-    for rank, theirs in enumerate(everybody):
-        if theirs == everybody[0]:
-            continue
-        name = next(n for n, _ in theirs + everybody[0] if dict(theirs).get(n) != dict(everybody[0]).get(n))
+    if other := first_unlike(everybody):
+        theirs, first = everybody[other], everybody[0]
+        name = next(n for n, _ in theirs + first if dict(theirs).get(n) != dict(first).get(n))
         raise ShardingError(
-            f"the optimizer state of {name!r} differs between rank {rank} and rank 0: give the "
+            f"the optimizer state of {name!r} differs between {together.name(other)} and {together.name(0)}: give the "
             "optimizers of all ranks the same parameters, and step them all"
         )
 

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from osdp.errors import InvalidProblemError
 from osdp.plan.parallel_plan import ParallelPlan
-from osdp.ranks.rank_group import Together
+from osdp.ranks.rank_group import Together, first_unlike
 
 
 def check_values(
@@ -27,7 +27,7 @@ def check_values(
     Collective."""
     held = [*model.named_parameters(), *model.named_buffers()]
     missing = together.all(sorted(name for name, t in held if t.is_meta))
-    if other := next((r for r, names in enumerate(missing) if names != missing[0]), None):
+    if other := first_unlike(missing):
         name = min(set(missing[0]) ^ set(missing[other]))
         raise InvalidProblemError(
             f"{name!r} is on the meta device on {'rank 0' if name in missing[0] else f'rank {other}'}, and not on "

@@ -39,7 +39,7 @@ from osdp.profiling.shared_cores import measure_fewer_ranks
 from osdp.profiling.trial_steps import Trial, fitted, take_trials
 from osdp.ranks.backends import backend_of
 from osdp.ranks.hosts import host_of_each
-from osdp.ranks.rank_group import Together
+from osdp.ranks.rank_group import Together, first_unlike
 
 _SILENT_S = 1.0  # shorter profiles show no progress
 
@@ -117,8 +117,7 @@ def _profile(
     kinds = ranks.all(
         json.dumps([str(device.type), real, [o.name for o in description.operators] if description else []])
     )
-    if len(set(kinds)) > 1:
-        other = next(rank for rank, kind in enumerate(kinds) if kind != kinds[0])
+    if other := first_unlike(kinds):
         raise ProfileError(
             f"ranks 0 and {other} profile different things: their device, kind of model and operators "
             f"are {kinds[0][:200]} and {kinds[other][:200]}"

@@ -9,7 +9,7 @@ from torch import distributed as dist
 
 from osdp import _C
 from osdp.errors import DisagreementError, InvalidProblemError
-from osdp.ranks.rank_group import Together
+from osdp.ranks.rank_group import Together, first_unlike
 
 # Environment variable that replaces the comparison of hosts: so many consecutive ranks of the job share a host. Of a
 # model's ranks, beside tensor and pipeline parallelism, fewer do.
@@ -26,12 +26,11 @@ def host_of_each(together: Together) -> list[tuple[str, str]]:
     here = os.environ.get(RANKS_PER_HOST, "").strip(), (socket.gethostname(), _C.host_identity())
     answers = together.all(here)
     told = answers[0][0]
-    for rank, (theirs, _) in enumerate(answers):
-        if theirs != told:
-            raise DisagreementError(
-                f"ranks were given different hosts: {RANKS_PER_HOST} is {theirs!r} on {together.name(rank)}, {told!r} on "
-                f"{together.name(0)}"
-            )
+    if other := first_unlike([theirs for theirs, _ in answers]):
+        raise DisagreementError(
+            f"ranks were given different hosts: {RANKS_PER_HOST} is {answers[other][0]!r} on {together.name(other)}, "
+            f"{told!r} on {together.name(0)}"
+        )
     if not told:
         return [host for _, host in answers]
     if not told.isdigit() or int(told) < 1:

@@ -33,6 +33,11 @@ def ranks_by(values: Sequence[Hashable]) -> tuple[tuple[int, ...], ...]:
     return tuple(map(tuple, found.values()))
 
 
+def first_unlike(values: Sequence[object]) -> int:
+    """The first rank whose value is not rank 0's; 0: all have the same."""
+    return next((rank for rank, value in enumerate(values) if value != values[0]), 0)
+
+
 class Together:
     """The ranks of a process group (None: the default group), or one process if torch.distributed is not initialised.
 

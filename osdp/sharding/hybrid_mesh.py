@@ -22,7 +22,7 @@ from osdp.errors import DisagreementError, InvalidProblemError, PlanMismatchErro
 from osdp.plan.plan import Plan
 from osdp.ranks.hosts import RANKS_PER_HOST, host_of_each
 from osdp.ranks.process_groups import group_of_ranks
-from osdp.ranks.rank_group import Together, ranks_by
+from osdp.ranks.rank_group import Together, first_unlike, ranks_by
 
 GroupLike = dist.ProcessGroup | tuple[dist.ProcessGroup, dist.ProcessGroup] | DeviceMesh
 
@@ -106,12 +106,11 @@ def ways_to_tell_hosts_apart(plan: Plan) -> set[str]:
 def given_or_found(together: Together, given: RankGrid | None, ranks_per_host: int | None) -> RankGrid:
     """Like `agreed_grid`, without a plan."""
     answers = together.all((given, ranks_per_host))
-    for rank, theirs in enumerate(answers):
-        if theirs != answers[0]:
-            raise DisagreementError(
-                f"ranks were given different hosts: {_said(*theirs)} on {together.name(rank)}, "
-                f"{_said(*answers[0])} on {together.name(0)}"
-            )
+    if other := first_unlike(answers):
+        raise DisagreementError(
+            f"ranks were given different hosts: {_said(*answers[other])} on {together.name(other)}, "
+            f"{_said(*answers[0])} on {together.name(0)}"
+        )
     if given is not None:
         return given
     if ranks_per_host is not None:

@@ -95,6 +95,11 @@ def tensors_held(tree: Any) -> Iterator[torch.Tensor]:
         seen.add(id(node))
 
 
+def dtype_name(tensor: torch.Tensor) -> str:
+    """As descriptions and files have it: "float32"."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
 def version_of(tensor: torch.Tensor) -> int:
     """The version counter; 0 for inference tensors, which have none."""
     return 0 if tensor.is_inference() else tensor._version

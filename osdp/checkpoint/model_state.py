@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from osdp.base.modules import without_wrappers
 from osdp.base.names import joined
 from osdp.base.tensor_parallel import local_part
+from osdp.base.tensor_trees import dtype_name
 from osdp.base.warned import warn
 from osdp.checkpoint.boxes import Chunk, Piece, WholePiece, chunks
 from osdp.checkpoint.dcp_planners import Tensors
@@ -244,14 +245,14 @@ def _of_model(model: nn.Module, layout: Layout | None) -> State:
     for name, p in named.items():
         key = without_wrappers(name)
         shape = tuple(p.shape) if layout is None else tuple(layout.full_shape(name))
-        parameters[key], entries[key] = p, TensorEntry(shape, _dtype(p))
+        parameters[key], entries[key] = p, TensorEntry(shape, dtype_name(p))
         pieces[key] = [WholePiece(shape)] if layout is None else layout.pieces(name)
     found = _persistent_buffers(model).items()
     held = {without_wrappers(n): (b, own.get(n, b.dtype)) for n, b in found}
     buffers = {n: b.to(dtype) for n, (b, dtype) in held.items()}
     cast = {n: b for n, (b, _) in held.items() if buffers[n] is not b}
     manifest = Manifest(
-        entries, {n: TensorEntry(tuple(b.shape), _dtype(b)) for n, b in buffers.items()}, None
+        entries, {n: TensorEntry(tuple(b.shape), dtype_name(b)) for n, b in buffers.items()}, None
     )
     return State(parameters, pieces, buffers, None, {}, manifest, cast=cast)
 
@@ -336,13 +337,13 @@ def _names(parameters: Mapping[str, nn.Parameter], optimizer: Optimizer) -> dict
 
 def _state_entry(full: tuple[int, ...], parameter: Tensor, value: Tensor, where: str) -> TensorEntry:
     if value.shape == parameter.shape:
-        return TensorEntry(full, _dtype(value))
+        return TensorEntry(full, dtype_name(value))
     if value.numel() != 1:
         raise ShardingError(
             f"{where} has shape {list(value.shape)}, which is neither the parameter's "
             f"{list(parameter.shape)} nor a scalar's: it cannot be resharded for other ranks"
         )
-    return TensorEntry(tuple(value.shape), _dtype(value))
+    return TensorEntry(tuple(value.shape), dtype_name(value))
 
 
 def _state_device(optimizer: Optimizer, parameter: Tensor, dims: int) -> torch.device:
@@ -434,7 +435,3 @@ def _like(current: Any, saved: Any) -> Any:
 
 def _kind(optimizer: Optimizer) -> str:
     return f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
-
-
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")

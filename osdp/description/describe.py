@@ -16,7 +16,7 @@ from osdp.base.later_methods import function_of
 from osdp.base.modules import is_conv1d, is_convolution, is_sharded, not_compiled
 from osdp.base.names import joined, modules_around
 from osdp.base.tensor_parallel import layout_of, local_part
-from osdp.base.tensor_trees import batch_of, tensors_in, with_batch
+from osdp.base.tensor_trees import batch_of, dtype_name, tensors_in, with_batch
 from osdp.base.warned import warn
 from osdp.description.fake_forward import FakeParameters, trace
 from osdp.description.forward_tracer import Trace
@@ -463,8 +463,7 @@ def _has_hooks(module: nn.Module) -> bool:
 
 def _parameter(owners: Ownership, name: str) -> Parameter:
     p = owners.parameters[name]
-    dtype = str(p.dtype).removeprefix("torch.")
-    return Parameter(name, owners.aliases[name], tuple(p.shape), dtype, name in owners.trained)
+    return Parameter(name, owners.aliases[name], tuple(p.shape), dtype_name(p), name in owners.trained)
 
 
 def _refuse_sharded(model: nn.Module) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from osdp.base.tensor_trees import dtype_name
 from osdp.fsdp.first_forward import options_of_wait, wait_for_inputs
 from osdp.fsdp.shard import shard
 from osdp.fsdp.state_dict_types import carry_over
@@ -28,6 +29,6 @@ def take_new_dtypes(model: nn.Module) -> None:
 
 
 def _changed(sharded: Sharded) -> bool:
-    planned = {p.name: p.dtype for o in sharded.plan.description.operators for p in o.parameters}
+    planned = {p.name: p.dtype for p in sharded.plan.description.parameters}
     now = zip(sharded.planned, sharded.tree.known, strict=False)
-    return any(planned.get(name, kind) != kind for name, p in now if (kind := str(p.dtype)[6:]))
+    return any(planned.get(name, kind) != kind for name, p in now if (kind := dtype_name(p)))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from operator import mul
 
 from osdp.hardware.hardware import Collective
 
@@ -17,19 +18,14 @@ def fit(sizes: Sequence[float], times: Sequence[float]) -> Collective:
     again.
     """
     weights = [1 / max(t, 1e-9) for t in times]
-    total = sum(weights)
-    x = sum(w * s for w, s in zip(weights, sizes, strict=True)) / total
-    y = sum(w * t for w, t in zip(weights, times, strict=True)) / total
-    spread = sum(w * (s - x) ** 2 for w, s in zip(weights, sizes, strict=True))
-    beta = (
-        sum(w * (s - x) * (t - y) for w, s, t in zip(weights, sizes, times, strict=True)) / spread
-        if spread
-        else 0.0
-    )
+
+    def mean(values: Iterable[float]) -> float:
+        return sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
+
+    x, y = mean(sizes), mean(times)
+    spread = mean((s - x) ** 2 for s in sizes)
+    beta = mean((s - x) * (t - y) for s, t in zip(sizes, times, strict=True)) / spread if spread else 0.0
     alpha = y - beta * x
     if alpha < 0:
-        squares = sum(w * s * s for w, s in zip(weights, sizes, strict=True))
-        return Collective(
-            0.0, sum(w * s * t for w, s, t in zip(weights, sizes, times, strict=True)) / squares
-        )
+        return Collective(0.0, mean(map(mul, sizes, times)) / mean(map(mul, sizes, sizes)))
     return Collective(alpha, beta) if beta >= 0 else Collective(y, 0.0)

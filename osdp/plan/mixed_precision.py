@@ -177,14 +177,17 @@ def fairscale_precision(
     return MixedPrecision(compute, reduce, buffer_dtype or compute)
 
 
+def dtypes_of(policy: MixedPrecision | None) -> tuple[torch.dtype | None, torch.dtype | None]:
+    """Those of computation and of averages over the ranks."""
+    return (policy.param_dtype, policy.reduce_dtype or policy.param_dtype) if policy else (None, None)
+
+
 def precision_name(wanted: object) -> str:
     """The name of this precision in `osdp.search`. Raises InvalidProblemError for one that has no name
     there."""
-    policy = as_mixed_precision(wanted)
-    dtypes = (policy.param_dtype, policy.reduce_dtype or policy.param_dtype) if policy else (None, None)
+    dtypes = dtypes_of(as_mixed_precision(wanted))
     for name in PRECISIONS:
-        named = named_precision(name)
-        if dtypes == ((named.param_dtype, named.reduce_dtype) if named else (None, None)):
+        if dtypes == dtypes_of(named_precision(name)):
             return name
     raise InvalidProblemError(
         f"the search does not support a precision with these dtypes: {wanted!r}; it supports "

@@ -52,9 +52,7 @@ def memory_terms(
     apart = 0 if not separate_reductions else 1 if hosts == 1 else 2  # all ranks; inside hosts
     groups = other_groups + (0 if ranks == 1 else 1 + levels + apart)
     pools = 3 if separate_reductions else 2  # the caller's stream's and the lanes' that allocate
-    tensors = sum(
-        2 + state + _SMALL_STATES if p.trainable else 1 for o in description.operators for p in o.parameters
-    )
+    tensors = sum(2 + state + _SMALL_STATES if p.trainable else 1 for p in description.parameters)
     terms = (
         Term("context", m.context_bytes, "of the driver, including the code of kernels"),
         Term(

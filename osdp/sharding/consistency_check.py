@@ -15,6 +15,7 @@ from torch import nn
 from osdp import version
 from osdp.base.names import joined
 from osdp.base.tensor_parallel import layout_of
+from osdp.base.tensor_trees import dtype_name
 from osdp.errors import DisagreementError
 from osdp.plan.plan import Plan
 from osdp.ranks.rank_group import Together
@@ -90,7 +91,7 @@ def tensor_facts(tensor: torch.Tensor) -> dict[str, Any]:
     return {
         **placed,
         "shape": list(tensor.shape),
-        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "dtype": dtype_name(tensor),
         "requires_grad": tensor.requires_grad,
     }
 

@@ -19,6 +19,7 @@ from osdp.plan.mixed_precision import (
     MixedPrecision,
     as_mixed_precision,
     at_blocks,
+    dtypes_of,
     kept_as_they_are,
     named_precision,
 )
@@ -42,9 +43,8 @@ def chosen_precision(wanted: object, plan: Plan, model: nn.Module) -> MixedPreci
     if wanted is None:
         return planned and at_blocks(planned, model)
     policy = as_mixed_precision(wanted)
-    ours = (policy.param_dtype, policy.reduce_dtype or policy.param_dtype) if policy else (None, None)
-    theirs = (planned.param_dtype, planned.reduce_dtype) if planned else (None, None)
-    if ours != theirs and (plan.searched is not None or planned is not None):
+    other = dtypes_of(policy) != dtypes_of(planned)
+    if other and (plan.searched is not None or planned is not None):
         raise PlanMismatchError(
             f"mixed_precision={wanted!r} differs from the plan's precision={plan.precision!r}: search "
             "again with precision=, or leave mixed_precision out"

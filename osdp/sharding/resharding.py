@@ -23,6 +23,7 @@ from torch import distributed as dist
 
 from osdp import _C
 from osdp.base.modules import HANDLES
+from osdp.base.tensor_trees import dtype_name
 from osdp.errors import ShardingError
 from osdp.plan.mixed_precision import MixedPrecision
 from osdp.plan.plan import Plan
@@ -108,7 +109,7 @@ class Resharding:
         known = sharded.tree.known
         held = [(name, id(p)) for name, p in self.model.named_parameters()]  # tensors compare by elements
         as_planned = list(zip(sharded.planned, map(id, known), strict=False)) == held
-        dtypes = {p.name: p.dtype for o in sharded.plan.description.operators for p in o.parameters}
+        dtypes = {p.name: p.dtype for p in sharded.plan.description.parameters}
         lanes = sharded.device.type == "cpu" or plan.separate_reductions == sharded.plan.separate_reductions
         return (
             lanes
@@ -119,7 +120,7 @@ class Resharding:
             and ways_to_tell_hosts_apart(plan) <= ways_to_tell_hosts_apart(sharded.plan)
             and policy == sharded.policy
             and all(
-                dtypes.get(n) == str(self._rows[id(p)].dtype)[6:]
+                dtypes.get(n) == dtype_name(self._rows[id(p)])
                 for n, p in zip(sharded.planned, known, strict=True)
             )
         )

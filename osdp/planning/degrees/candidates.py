@@ -105,7 +105,7 @@ class Sharing:
         return state + round(batch * (flight * self._inputs / p + self._largest))
 
     def _kept_by(self, optimizer: OptimizerState) -> int:
-        parameters = (p for o in self.chain.description.operators for p in o.parameters if p.trainable)
+        parameters = (p for p in self.chain.description.parameters if p.trainable)
         return sum(optimizer.bytes(p.elements * itemsize(p.dtype), itemsize(p.dtype)) for p in parameters)
 
     @cached_property

@@ -33,7 +33,7 @@ py::bytes versions_in(const py::object& tree) {
     versions.emplace_back(reinterpret_cast<uintptr_t>(where), t.is_inference() ? 0 : t._version());
   }
   std::ranges::sort(versions);
-  versions.erase(std::ranges::unique(versions).begin(), versions.end());
+  versions.erase(std::unique(versions.begin(), versions.end()), versions.end());
   return {reinterpret_cast<const char*>(versions.data()), versions.size() * sizeof(versions[0])};
 }
 

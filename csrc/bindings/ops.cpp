@@ -85,7 +85,7 @@ struct Replaceable {
   Replaceable(const py::object& parameters, const char* leaf) {
     if (parameters.is_none()) return;
     const py::dict entries(parameters);
-    if (entries.contains(leaf)) held.emplace(entries, py::str(leaf), entries[leaf]);
+    if (entries.contains(leaf)) held = osdp::bindings::Held{entries, py::str(leaf), entries[leaf]};
   }
 
   at::Tensor other() const { return held ? held->other() : at::Tensor(); }

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <thread>
 
+#include "comm/arithmetic.hpp"
 #include "comm/c10d.hpp"
 #include "comm/coalesced.hpp"
 #include "comm/parts.hpp"

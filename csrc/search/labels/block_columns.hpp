@@ -34,7 +34,7 @@ struct BlockColumns {
   std::vector<BlockColumn> list;
   size_t slots = 0;
   std::vector<int> choices;  // row-major, `slots` entries per row
-  Chosen chosen(size_t i) const { return {list[i].way, choices.data() + list[i].row * slots}; }
+  Chosen chosen(const BlockColumn& x) const { return {x.way, choices.data() + x.row * slots}; }
 };
 
 // All undominated columns (in time, before, after and peak) that cost at most `allowance` more than

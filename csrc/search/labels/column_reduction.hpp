@@ -2,15 +2,9 @@
 // after each cut of the chain. Note [Column reduction] in labels/column_reduction.cpp.
 #pragma once
 
-#include <memory>
-
 #include "search/labels/block_columns.hpp"
 
 namespace osdp::search {
-
-struct Item : Stretch {
-  uint32_t column = 0;  // index into its list's columns
-};
 
 // Bounds that hold for all plans of a range of segments.
 struct Extremes {
@@ -28,44 +22,31 @@ class ColumnReduction {
   // False if a segment has too many columns, or if the budget is spent.
   bool make(Stopwatch& watch);
 
-  // After make(): restricts to plans of time at most `most`.
-  void lower(int64_t most);
-
-  // No plan is fast enough; valid after make() and lower().
-  bool infeasible() const { return infeasible_; }
   size_t size() const { return chain_->segments().size(); }
   // Equal segments at equal prices share a list.
   size_t lists() const { return lists_.size(); }
   size_t list(size_t s) const { return list_of_[s]; }
-  const std::vector<Item>& items(size_t s) const { return lists_[list(s)].items; }
+  const std::vector<BlockColumn>& items(size_t s) const { return items_of(list(s)); }
   // A representative segment of a list; all have the same prices.
   const ChainResources::Segment& segment_of(size_t list) const {
     return chain_->segments()[lists_[list].segment];
   }
-  const std::vector<Item>& items_of(size_t list) const { return lists_[list].items; }
-  Chosen chosen(size_t s, const Item& item) const { return lists_[list(s)].columns->chosen(item.column); }
+  const std::vector<BlockColumn>& items_of(size_t list) const { return lists_[list].columns.list; }
+  Chosen chosen(size_t s, const BlockColumn& x) const { return lists_[list(s)].columns.chosen(x); }
   // Over the segments from s on.
   const Extremes& from(size_t s) const { return from_[s]; }
 
  private:
   struct List {
-    std::shared_ptr<const BlockColumns> columns;
-    std::vector<Item> items;
-    std::vector<double> extra;  // by item: cost above the cheapest one's
-    double least = 0;           // the cheapest one's cost
-    size_t segment = 0;         // the last one of those that share the list
+    BlockColumns columns;
+    size_t segment = 0;  // the last one of those that share the list
   };
-  bool make_lists(Stopwatch& watch);
-  void shorten();
-  double find_costs();
-  void drop_dear();
   void find_extremes();
 
   const ChainResources* chain_ = nullptr;
   const PhasePrices* prices_ = nullptr;
   double bound_ = 0;
   int64_t most_ = 0;
-  bool infeasible_ = false;
   std::vector<List> lists_;
   std::vector<uint32_t> list_of_;  // by segment
   std::vector<Extremes> from_;

@@ -52,7 +52,7 @@ class Growth {
  private:
   bool extend(const std::vector<Label>& from, size_t s, size_t longest, std::vector<Label>& to) {
     const int64_t limit = chain_.limit();
-    const std::vector<Item>& items = reduction_.items(s);
+    const std::vector<BlockColumn>& items = reduction_.items(s);
     const Extremes& other = reduction_.from(s + 1);
     const int64_t peak_floor = limit - other.most.after, before_floor = limit - other.most.peak;
     const auto most = static_cast<double>(most_) + 4;
@@ -65,7 +65,7 @@ class Growth {
       for (const Ordered& o : order) {
         if (paid + o.least > most + 1e-12 * (most + std::abs(paid))) break;
         const size_t k = o.item;
-        const Item& t = items[k];
+        const BlockColumn& t = items[k];
         Label y;
         y.time = x.time + t.time;
         y.before = x.before + t.before;
@@ -97,7 +97,7 @@ class Growth {
     int64_t room = -kLargestSum;
     for (const Label& x : from) room = std::max(room, x.peak - x.before);
     std::vector<Ordered> order;
-    for (const Item& t : reduction_.items(s)) {
+    for (const BlockColumn& t : reduction_.items(s)) {
       const double least = rests_[0].after(s + 1, {t.time, t.before - room, t.after});
       order.push_back({least, static_cast<uint32_t>(order.size())});
     }
@@ -147,9 +147,7 @@ bool LabelSetting::narrow(Near& near, int64_t time, Stopwatch& watch) {
       return false;
     }
   }
-  near.reduction = reduction_;
   near.time = time;
-  if (time < listed_) near.reduction.lower(time);
   return true;
 }
 
@@ -166,7 +164,7 @@ bool LabelSetting::bound_peak(Near& near, size_t longest, size_t many, int64_t& 
   double scale = scale_, factor = 1.25;
   while (bounds.size() < many) {
     PeakBound& b = bounds.emplace_back();
-    if (!b.make(chain_, near.reduction, prices_.times(scale), most, longest, watch)) {
+    if (!b.make(chain_, reduction_, prices_.times(scale), most, longest, watch)) {
       bounds.pop_back();
       break;
     }
@@ -177,7 +175,7 @@ bool LabelSetting::bound_peak(Near& near, size_t longest, size_t many, int64_t& 
     if (prices_.all() <= 0) break;
     if (b.peak() <= limit) {
       within = &b;
-      see(b, near.reduction);
+      see(b);
       most = std::min(most, static_cast<int64_t>(std::ceil(b.time() * (1 + 1e-11))) + 4);
     } else {
       over = &b;
@@ -209,13 +207,13 @@ LabelSetting::Progress LabelSetting::price_peak(Near& near, size_t longest, Stop
   for (;;) {
     if (watch.spent() || !narrow(near, time, watch)) return Progress::Stopped;
     int64_t enough = near.time;
-    const bool listed = near.reduction.infeasible() || bound_peak(near, allowed, 4, enough, watch);
+    const bool listed = bound_peak(near, allowed, 4, enough, watch);
     if (watch.stopped()) return Progress::Stopped;
     if (!listed) {
       if (near.time == static_cast<int64_t>(highest) && allowed >= longest) return Progress::Stopped;
       highest = static_cast<double>(near.time);
     } else {
-      double bound = near.reduction.infeasible() ? PeakBound::kNothing : lowest;
+      double bound = lowest;
       for (const PeakBound& b : near.bounds) bound = std::max(bound, b.bound());
       const bool some = bound <= static_cast<double>(enough) * (1 + 1e-12) + 4;
       if (enough < near.time) near.most = enough;  // a plan of this time is known
@@ -239,16 +237,16 @@ LabelSetting::Progress LabelSetting::price_peak(Near& near, size_t longest, Stop
 }
 
 // Keeps the plan of a bound if it fits.
-void LabelSetting::see(const PeakBound& bound, const ColumnReduction& reduction) {
+void LabelSetting::see(const PeakBound& bound) {
   if (bound.time() + static_cast<double>(chain_.fixed_ps()) >= static_cast<double>(seen_ps_)) return;
-  std::vector<Item> items;
-  if (!bound.plan(reduction, items)) return;
+  std::vector<BlockColumn> items;
+  if (!bound.plan(reduction_, items)) return;
   Stretch whole = kNoStretch;
   whole.time = chain_.fixed_ps();
   std::vector<Chosen> chosen;
   for (size_t s = 0; s < items.size(); ++s) {
     whole = join(whole, items[s]);
-    chosen.push_back(reduction.chosen(s, items[s]));
+    chosen.push_back(reduction_.chosen(s, items[s]));
   }
   if (whole.time >= seen_ps_ || whole.peak > chain_.limit()) return;
   seen_ps_ = whole.time;
@@ -289,15 +287,13 @@ LabelSettingResult LabelSetting::search(int64_t most_ps, size_t longest, Stopwat
     found.complete = false;  // up to this target
     if (target > near.time) {
       if (!narrow(near, target, watch)) return found;
-      if (!near.reduction.infeasible() && !bound_peak(near, longest, 1, enough, watch)) return found;
+      if (!bound_peak(near, longest, 1, enough, watch)) return found;
     }
-    if (!near.reduction.infeasible()) {
-      const int64_t nodes = found.nodes;
-      found = Growth(chain_, near.reduction, near.bounds, enough, watch).run(longest);
-      most_nodes = std::max(most_nodes, found.nodes);
-      found.nodes += nodes;
-      if (!found.complete || found.found) return found;
-    }
+    const int64_t nodes = found.nodes;
+    found = Growth(chain_, reduction_, near.bounds, enough, watch).run(longest);
+    most_nodes = std::max(most_nodes, found.nodes);
+    found.nodes += nodes;
+    if (!found.complete || found.found) return found;
     proven_ = target;
     if (target >= near.most) return nothing();
   }

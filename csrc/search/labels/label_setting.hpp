@@ -36,18 +36,17 @@ class LabelSetting {
   LabelSettingResult look(int64_t most_ps, int64_t known_ps, size_t longest, Stopwatch& watch);
 
  private:
-  // Data for plans up to some time: the columns of each segment, and bounds by the price of the peak.
+  // Bounds by the price of the peak for plans up to some time.
   struct Near {
-    ColumnReduction reduction{};
     std::vector<PeakBound> bounds{};
-    int64_t time = -1;  // both hold for plans up to this time
+    int64_t time = -1;  // they hold for plans up to this time
     int64_t most = 0;   // slower plans are not needed
   };
   enum class Progress { Done, Nothing, Stopped };  // Nothing: no such plan exists
   bool narrow(Near& near, int64_t time, Stopwatch& watch);
   Progress price_peak(Near& near, size_t longest, Stopwatch& watch);
   bool bound_peak(Near& near, size_t longest, size_t many, int64_t& most, Stopwatch& watch);
-  void see(const PeakBound& bound, const ColumnReduction& reduction);
+  void see(const PeakBound& bound);
   LabelSettingResult search(int64_t most_ps, size_t longest, Stopwatch& watch);
   double step() const { return std::max(2.0, 4e-4 * std::abs(bound_ps())); }
 

@@ -21,11 +21,10 @@ MinPeak min_peak(const ChainResources& chain, Stopwatch& watch) {
   least.complete = held > limit;
   ColumnReduction reduction(chain, prices, held - limit, 0);
   if (least.complete || !reduction.make(watch)) return least;
-  least.complete = reduction.infeasible();
   PeakBound bound;
-  if (least.complete || !bound.make(chain, reduction, prices, 0, kLongest, watch)) return least;
+  if (!bound.make(chain, reduction, prices, 0, kLongest, watch)) return least;
   least.complete = bound.bound() > 0;
-  std::vector<Item> items;
+  std::vector<BlockColumn> items;
   if (least.complete || !bound.plan(reduction, items)) return least;
   Stretch whole = kNoStretch;
   std::vector<Chosen> chosen;

@@ -68,9 +68,9 @@ void merge(const Lasts& a, const Lasts& b, Lasts& to) {
 }
 
 // The undominated choices of a segment, cheapest first.
-std::vector<Choice> choices_of(const std::vector<Item>& items, double price) {
+std::vector<Choice> choices_of(const std::vector<BlockColumn>& items, double price) {
   std::vector<Choice> all;
-  for (const Item& t : items) {
+  for (const BlockColumn& t : items) {
     all.push_back({static_cast<double>(t.time) + price * static_cast<double>(t.after),
                    static_cast<double>(t.peak - t.after), static_cast<double>(t.before - t.after),
                    static_cast<double>(t.after)});
@@ -163,7 +163,7 @@ bool PeakBound::make(const ChainResources& chain, const ColumnReduction& reducti
   for (size_t l = 0; l < reduction.lists(); ++l) {
     const StretchPrices here(prices, reduction.segment_of(l));
     double own = kNothing;
-    for (const Item& t : reduction.items_of(l)) own = std::min(own, here.cost(t));
+    for (const BlockColumn& t : reduction.items_of(l)) own = std::min(own, here.cost(t));
     least.push_back(own);
     choices.push_back(choices_of(reduction.items_of(l), price_));
   }
@@ -195,13 +195,13 @@ bool PeakBound::make(const ChainResources& chain, const ColumnReduction& reducti
 
 // Reconstructs the plan from the front: for each segment, an item and a suffix of later segments that
 // together attain the remaining cost and net.
-bool PeakBound::plan(const ColumnReduction& reduction, std::vector<Item>& items) const {
+bool PeakBound::plan(const ColumnReduction& reduction, std::vector<BlockColumn>& items) const {
   double cost = cost_, net = net_;
   items.clear();
   for (size_t s = 0; s < reduction.size(); ++s) {
     const Front& f = fronts_[s + 1];
     const double rounded = 1e-13 * std::abs(cost) + 0.5;
-    const auto fits = [&](const Item& t) {
+    const auto fits = [&](const BlockColumn& t) {
       const double own = static_cast<double>(t.time) + price_ * static_cast<double>(t.after);
       const auto end = std::upper_bound(f.cost.begin(), f.cost.end(), cost - own + rounded);
       if (end == f.cost.begin()) return false;

@@ -31,7 +31,7 @@ class PeakBound {
     return static_cast<double>(first.time) + least - price_ * (limit_ - static_cast<double>(first.peak));
   }
   // The items, by segment, of the plan that attains bound(). False if rounding prevents its reconstruction.
-  bool plan(const ColumnReduction& reduction, std::vector<Item>& items) const;
+  bool plan(const ColumnReduction& reduction, std::vector<BlockColumn>& items) const;
   // The bound over all plans up to `most`, and the time and peak of the plan that attains it as time + price
   // * (peak - limit).
   double bound() const { return bound_; }

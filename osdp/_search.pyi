@@ -649,9 +649,9 @@ class Planner:
         """
         Its step without events and memory.
         """
-    def prove(self, wish: Wish) -> Proof:
+    def prove(self, wish: Wish, thorough: bool = False) -> Proof:
         """
-        A bound on the step of every plan under the wish's limit.
+        A bound on the step of every plan under the wish's limit. `thorough`: parts of the space are searched for longer at once.
         """
     def request(self, limit_bytes: typing.SupportsInt | typing.SupportsIndex = 0) -> Request: ...
     def search(self, wish: Wish, progress: typing.Any = None) -> Answer:

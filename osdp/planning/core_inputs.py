@@ -43,42 +43,62 @@ def make_model(
     """
     block_index = {b.name: i for i, b in enumerate(description.blocks)}
     named = whole_operators(description, whole)
-    dtypes = computing_dtypes(description, precision)
-    thin: dict[object, list[tuple[int, float]]] = {}
     flops = {o.name: o.flops_per_sample for o in description.operators}
-    timed = {*hardware.gamma_s, *hardware.gamma_fixed_s, *hardware.recompute_s}
-    known: dict[object, ComputeTime] = {}  # of operators that are alike
+    all_times = OperatorTimes(description, hardware, precision).at(batch_size)
     operators = []
-    for o in description.operators:
-        key = (o.name if o.name in timed else signature(o), dtypes[o.name])
-        if key not in known:
-            known[key] = compute_s(o, hardware, dtypes[o.name], description, batch_size)
-        times = known[key]
+    for o, (times, in_slices) in zip(description.operators, all_times, strict=True):
         tied = sum(flops.get(place, 0) for place in o.gather_at if place != o.name)
-        op = _operator(o, block_index, precision, o.name in named, times, tied)
+        op = _operator(o, block_index, precision, o.name in named, tied)
+        _set_times(op, times, in_slices)
         if collectives and (waits := collectives.get(o.name)) is not None:
             op.compute_s_fixed += waits.forward_s + waits.backward_s
             op.recompute_s_fixed += waits.forward_s
-        if o.split_shape is not None and o.name not in hardware.gamma_s:
-            alike = (
-                o.forward_kernels,
-                o.backward_kernels,
-                o.split_shape,
-                o.transposed,
-                o.kernel_places,
-                o.calls,
-                dtypes[o.name],
-            )
-            if alike not in thin:
-                batch, rate = (
-                    batch_size or max(1, description.sample_batch),
-                    flops_rate(hardware, dtypes[o.name]),
-                )
-                wide = itemsize(dtypes[o.name])
-                thin[alike] = slices_s(o, description, hardware, rate, batch, wide)
-            op.slices_s = thin[alike]
         operators.append(op)
     return _search.Model(operators, *around_operators(description, beside_tensors))
+
+
+class OperatorTimes:
+    """The times of a model's operators at any batch; operators that are alike have them in common."""
+
+    def __init__(self, description: ModelDescription, hardware: Hardware, precision: str) -> None:
+        self._description, self._hardware = description, hardware
+        dtypes = computing_dtypes(description, precision)
+        timed = {*hardware.gamma_s, *hardware.gamma_fixed_s, *hardware.recompute_s}
+        kinds: dict[object, int] = {}
+        self._first: list[tuple[Operator, str]] = []  # operator and dtype of each kind
+        self._kinds = []  # of each operator
+        for o in description.operators:
+            key = (o.name if o.name in timed else signature(o), dtypes[o.name])
+            if key not in kinds:
+                kinds[key] = len(kinds)
+                self._first.append((o, dtypes[o.name]))
+            self._kinds.append(kinds[key])
+
+    def at(self, batch: int | None) -> list[tuple[ComputeTime, list[tuple[int, float]]]]:
+        """By operator: its times, and what slices take longer. None: at the sample's batch."""
+        found = [self._of(o, dtype, batch) for o, dtype in self._first]
+        return [found[kind] for kind in self._kinds]
+
+    def model_at(self, batch: int) -> _search.Model:
+        """A model of which the times alone are set."""
+        made = []
+        for o, dtype in self._first:
+            made.append(_search.Operator())
+            _set_times(made[-1], *self._of(o, dtype, batch))
+        return _search.Model([made[kind] for kind in self._kinds], [], 0, 0)
+
+    def _of(self, o: Operator, dtype: str, batch: int | None) -> tuple[ComputeTime, list[tuple[int, float]]]:
+        times = compute_s(o, self._hardware, dtype, self._description, batch)
+        if o.split_shape is None or o.name in self._hardware.gamma_s:
+            return times, []
+        size, rate = batch or max(1, self._description.sample_batch), flops_rate(self._hardware, dtype)
+        return times, slices_s(o, self._description, self._hardware, rate, size, itemsize(dtype))
+
+
+def _set_times(op: _search.Operator, times: ComputeTime, in_slices: list[tuple[int, float]]) -> None:
+    op.compute_s_per_sample, op.compute_s_fixed = times.per_sample, times.fixed
+    op.recompute_s_per_sample, op.recompute_s_fixed = times.forward_per_sample, times.forward_fixed
+    op.slices_s = in_slices
 
 
 def around_operators(
@@ -267,7 +287,6 @@ def _operator(
     block_index: dict[str, int],
     precision: str,
     whole: bool,
-    times: ComputeTime,
     tied_flops: int,
 ) -> _search.Operator:
     """`tied_flops`: for each sample, of other operators' modules that multiply with its weight."""
@@ -289,8 +308,6 @@ def _operator(
     op.block = -1 if o.block is None else block_index[o.block]
     for name in (*SAVED_BYTES, *WORK_BYTES, "waiting_gradient_bytes"):
         setattr(op, name, getattr(o, name))
-    op.compute_s_per_sample, op.compute_s_fixed = times.per_sample, times.fixed
-    op.recompute_s_per_sample, op.recompute_s_fixed = times.forward_per_sample, times.forward_fixed
     return op
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import cached_property, partial
+from functools import cached_property
 
 from osdp import _search
 from osdp.description.model_description import ModelDescription
@@ -15,6 +15,7 @@ from osdp.plan.unit_grouping import BUCKET_BYTES, places_of
 from osdp.planning.arguments import batches_of
 from osdp.planning.core_inputs import (
     SLICE_OVERHEAD_S,
+    OperatorTimes,
     around_operators,
     beside_tensors,
     core_collective,
@@ -66,20 +67,22 @@ class SearchProblem:
     def planner(self) -> _search.Planner:
         """The C++ planner of this problem."""
         searched = self.searched
-        model_at = partial(  # which must not refer to this problem: a cycle through C++ is never freed
-            make_model,
+        model = make_model(
             self._without_held_inputs(),
             self.hardware,
             self.precision,
             searched.whole,
             self._held_always(),
-            collectives=None if searched.stage is None else searched.stage.collectives,
+            self.kernels_batch(),
+            None if searched.stage is None else searched.stage.collectives,
         )
+        # It must not refer to this problem: a cycle through C++ is never freed.
+        times = OperatorTimes(self.description, self.hardware, self.precision)
         return _search.Planner(
-            model_at(self.kernels_batch()),
+            model,
             self.request(),
             self.manner(),
-            model_at if self.times_vary() else None,
+            (lambda batch: times.model_at(int(batch))) if self.times_vary() else None,
         )
 
     def planner_of(self, model: _search.Model, manner: _search.Manner) -> _search.Planner:

@@ -46,7 +46,8 @@ void changes_are_plans_of_the_problem_and_the_same_again() {
     const Request asked = request(dice);
     Manner manner;
     manner.places.resize(model.operators.size());
-    const PlanPlayer player(model, asked, manner);
+    const TimedModel timed(model);
+    const PlanPlayer player(timed, asked, manner);
     const PlanEvaluator r(asked, player, 0);
     Neighbours one(r), other(r);
     IndexedPlan plan = first_plan(r), again = plan;

@@ -160,10 +160,13 @@ void bind_searches(py::module_& m) {
           "share of its time (1: no plan yet).")
       .def(
           "prove",
-          [](const Planner& p, const Wish& wish) {
-            return without_gil([&](const Interrupted& ask) { return p.prove(wish, ask); });
+          [](const Planner& p, const Wish& wish, bool thorough) {
+            return without_gil([&](const Interrupted& ask) { return p.prove(wish, ask, 0, thorough); });
           },
-          "wish"_a, "A bound on the step of every plan under the wish's limit.")
+          "wish"_a, "thorough"_a = false,
+          "A bound on the step of every plan under the wish's limit. `thorough`: parts of the space are "
+          "searched "
+          "for longer at once.")
       .def(
           "any_plan",
           [](const Planner& p, const Wish& wish) {

@@ -115,11 +115,12 @@ void Planner::price(Searches& searches, const std::vector<Batch>& batches, Answe
   price_batches(searches, problem, found.plan.batch.size, found.proof);
 }
 
-Proof Planner::prove(const Wish& wish, const Interrupted& interrupted, int64_t times) const {
+Proof Planner::prove(const Wish& wish, const Interrupted& interrupted, int64_t times, bool thorough) const {
   Searches searches(*this, wish, interrupted);
   const Request problem = searches.request(wish.limit_bytes, wish.batches);
   if (searches.limit_is_of_sum()) return additive_optimum(searches, problem).proof;
-  StepProver prover(searches, problem, PeakLimit(wish.limit_bytes).most_bytes(), wish.gap);
+  StepProver prover(searches, problem, PeakLimit(wish.limit_bytes).most_bytes(), wish.gap,
+                    thorough ? StepProver::kWork : StepProver::kPartWork);
   if (!prover.prove()) return {};
   while (prover.sharpen(std::numeric_limits<double>::infinity())) continue;
   return prover.proof(times);

@@ -121,8 +121,9 @@ class Planner {
   std::vector<Answer> frontier(const Wish& wish, const std::vector<int64_t>& limits,
                                const Interrupted& interrupted = {}) const;
   // A lower bound on the step of every plan that fits the wish's limit, without prices. `times`: the batch
-  // whose times are to be priced; 0: any.
-  Proof prove(const Wish& wish, const Interrupted& interrupted = {}, int64_t times = 0) const;
+  // whose times are to be priced; 0: any. `thorough`: parts of the space are searched for longer at once.
+  Proof prove(const Wish& wish, const Interrupted& interrupted = {}, int64_t times = 0,
+              bool thorough = false) const;
   UsefulLimits useful_limits(const Wish& wish, const Interrupted& interrupted = {}) const;
 
  private:

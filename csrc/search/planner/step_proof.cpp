@@ -15,8 +15,7 @@ namespace osdp::search {
 namespace {
 
 constexpr int kMostRounds = 12;
-constexpr int64_t kWork = 20'000'000;      // steps of the search for one pair of shares
-constexpr int64_t kAllWork = 100 * kWork;  // of all of them
+constexpr int64_t kAllWork = 100 * StepProver::kWork;  // of all of them
 // How often a range is divided at most, and as long as that does not raise the bound.
 constexpr int kMostDivisions = 24, kFewDivisions = 8;
 constexpr int64_t kAlikeSizes = 32;  // batches that differ by one part in so many are not divided
@@ -28,8 +27,14 @@ double share(int64_t of_whole) { return static_cast<double>(of_whole) / static_c
 
 }  // namespace
 
-StepProver::StepProver(Searches& searches, const Request& problem, int64_t limit_bytes, double gap)
-    : searches_(searches), problem_(problem), limit_bytes_(limit_bytes), gap_(gap), work_(kAllWork) {
+StepProver::StepProver(Searches& searches, const Request& problem, int64_t limit_bytes, double gap,
+                       int64_t part_work)
+    : searches_(searches),
+      problem_(problem),
+      limit_bytes_(limit_bytes),
+      gap_(gap),
+      part_work_(part_work),
+      work_(kAllWork) {
   find_sizes();
   find_knots();
 }
@@ -256,9 +261,10 @@ std::pair<StepShares, double> StepProver::best_weights(const std::vector<PlanBou
 }
 
 StepProver::Range StepProver::bounded(GatherRange gather, BatchSizes sizes, const Range& beginning,
-                                      double enough) {
+                                      double enough, int64_t work) {
   Range range = beginning;
   range.gather = gather, range.sizes = sizes, range.feasible = true;
+  range.work = work;
   if (searches_.planner().times_vary()) range.times = std::clamp(range.size, sizes.least, sizes.most);
   range.phases.clear(), range.pairs = pairs_over(gather);
   for (PairWeight& pair : range.pairs) {
@@ -272,6 +278,7 @@ StepProver::Range StepProver::bounded(GatherRange gather, BatchSizes sizes, cons
   std::vector<PlanBound> plans;
   // With the same shares a plan of a part of its range attains the same bound, if it fits there and costs the
   // same.
+  range.stopped = false;
   Known known{beginning.plan, beginning.bound_s_per_sample, enough};
   if (range.times != beginning.times) known.bound_s_per_sample = 0;
   for (int round = 0; round < kMostRounds; ++round) {
@@ -281,8 +288,8 @@ StepProver::Range StepProver::bounded(GatherRange gather, BatchSizes sizes, cons
     for (const PairWeight& pair : weights)
       if (pair.weight > 0) request.space.pairs.push_back(pair);
     const Schedule found =
-        searches_.run(request, range.times, gap_ / 20, std::clamp<int64_t>(work_, 1, kWork), known);
-    work_ -= found.work;
+        searches_.run(request, range.times, gap_ / 20, std::clamp<int64_t>(work_, 1, work), known);
+    work_ -= found.work, range.stopped |= found.stopped;
     const double bound = found.lower_bound_s_per_sample;
     if (!found.feasible) {
       range.feasible = round > 0 || found.stopped || bound > 0;
@@ -322,7 +329,7 @@ bool StepProver::prove() {
   beginning.shares = shares;
   if (!problem_.batches.empty()) beginning.size = problem_.batches.front().size;
   beginning.times = beginning.size;
-  all_ = bounded(none_ahead ? GatherRange{0, 0} : GatherRange{}, {}, beginning, kNever);
+  all_ = bounded(none_ahead ? GatherRange{0, 0} : GatherRange{}, {}, beginning, kNever, kWork);
   while (all_.feasible && searches_.planner().times_vary() && all_.size != all_.times) {
     const Range next = with_times(all_.size);
     if (!next.feasible || next.bound_s_per_sample <= all_.bound_s_per_sample) break;
@@ -344,7 +351,7 @@ StepProver::Range StepProver::with_times(int64_t batch) {
   Range beginning;
   beginning.shares = all_.shares;
   beginning.size = beginning.times = batch;
-  return bounded(all_.gather, all_.sizes, beginning, kNever);
+  return bounded(all_.gather, all_.sizes, beginning, kNever, kWork);
 }
 
 std::vector<std::pair<GatherRange, BatchSizes>> StepProver::parts_of(const Range& range) const {
@@ -371,15 +378,21 @@ bool StepProver::sharpen(double enough) {
   };
   const Range lowest = ranges_.front();
   const bool raised = lowest.bound_s_per_sample > first_bound_ * (1 + gap_ / 10);
-  if (work_ <= 0 || divisions_ == (raised ? kMostDivisions : kFewDivisions)) return false;
+  if (work_ <= 0) return false;
   std::vector<Range> parts;
-  for (const auto& [gather, sizes] : parts_of(lowest)) {
-    if (searches_.over()) return false;
-    parts.push_back(bounded(gather, sizes, lowest, enough));
+  if (divisions_ < (raised ? kMostDivisions : kFewDivisions)) {
+    for (const auto& [gather, sizes] : parts_of(lowest)) {
+      if (searches_.over()) return false;
+      parts.push_back(bounded(gather, sizes, lowest, enough, part_work_));
+    }
+    std::erase_if(parts, [](const Range& part) { return !part.feasible; });
+    divisions_ += parts.empty() ? 0 : 1;
   }
-  std::erase_if(parts, [](const Range& part) { return !part.feasible; });
-  if (parts.empty()) return false;  // nothing can be divided, or nothing fits, which is only found out now
-  ++divisions_;
+  if (parts.empty()) {  // nothing can be divided, or nothing fits, which is only found out now
+    if (!lowest.stopped || lowest.work == kWork || searches_.over()) return false;
+    parts.push_back(bounded(lowest.gather, lowest.sizes, lowest, enough, kWork));
+    if (!parts.back().feasible) return false;
+  }
   std::pop_heap(ranges_.begin(), ranges_.end(), later);
   ranges_.pop_back();
   for (const Range& part : parts) {

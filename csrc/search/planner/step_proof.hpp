@@ -47,14 +47,19 @@ Request bound_request(Request problem, StepShares shares, int64_t limit_bytes, G
 
 class StepProver {
  public:
+  static constexpr int64_t kWork = 20'000'000;  // steps of the search for one pair of shares
+  // Steps of the same for parts at first: dividing them raises their bounds more than searching them longer.
+  static constexpr int64_t kPartWork = 1'000'000;
+
   // Of the plans whose largest peak is at most `limit_bytes`, for the problem's batches. Bounds are within
   // about `gap` / 10 of the best for their ranges.
-  StepProver(Searches& searches, const Request& problem, int64_t limit_bytes, double gap);
+  StepProver(Searches& searches, const Request& problem, int64_t limit_bytes, double gap,
+             int64_t part_work = kPartWork);
 
   // Proves a first bound. False if no plan fits.
   bool prove();
-  // Divides the range with the lowest bound, and appends to plans(). Bounds above `enough` seconds per sample
-  // need not be sharp. False if nothing is left to divide, or if it was divided often enough.
+  // Divides the range with the lowest bound, or searches it for longer, and appends to plans(). Bounds above
+  // `enough` seconds per sample need not be sharp. False if nothing is left to do, or if enough was done.
   bool sharpen(double enough);
 
   double lower_bound_s_per_sample() const;  // per rank
@@ -74,6 +79,8 @@ class StepProver {
     double bound_s_per_sample = 0;
     StepShares shares;  // of that bound
     bool feasible = false;
+    int64_t work = 0;               // of each of its searches at most
+    bool stopped = false;           // one of them ended there
     int64_t size = 1;               // the batch of the plan that attains it
     int64_t times = 0;              // that whose times its bounds have: Note [Lines of time]
     std::vector<int> phases;        // that its search constrained
@@ -94,8 +101,8 @@ class StepProver {
     Line with(const std::vector<PairWeight>& weights) const;
   };
   // Bounds the plans with a budget and a batch in these ranges, beginning with the shares, weights and bound
-  // of another range; ends when that is at least `enough`.
-  Range bounded(GatherRange gather, BatchSizes sizes, const Range& beginning, double enough);
+  // of another range; ends when that is at least `enough`. Each search takes `work` steps at most.
+  Range bounded(GatherRange gather, BatchSizes sizes, const Range& beginning, double enough, int64_t work);
   // The first bound with the times of a batch.
   Range with_times(int64_t batch);
   const Model& model(const Range& range) const { return searches_.planner().model(range.times); }
@@ -123,6 +130,7 @@ class StepProver {
   const Request problem_;
   const int64_t limit_bytes_;
   const double gap_;
+  const int64_t part_work_;
   int64_t work_;                                   // steps of all searches that are left
   std::map<int64_t, EquivalenceClasses> classes_;  // by the batch whose times they have
   std::vector<int64_t> sizes_;  // ascending: budgets into which something more fits than into smaller ones

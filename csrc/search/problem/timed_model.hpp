@@ -16,7 +16,7 @@
 
 namespace osdp::search {
 
-// The model with its times at a batch; all else is the same.
+// The times of a model's operators at a batch: a model of which nothing else is read.
 using ModelAt = std::function<Model(int64_t batch)>;
 
 class TimedModel {

@@ -11,7 +11,7 @@ namespace {
 constexpr int kMostTransients = 3;  // bounds of the largest transient that are tried
 constexpr double kNear = 1.25;      // of the smallest peak so far: parts beyond are not searched further
 // Consecutive changes without a smaller peak before a part's search ends: fewer of larger models.
-constexpr size_t kFewestStale = 40, kMostStale = 150, kOperators = 15000;
+constexpr size_t kFewestStale = 40, kMostStale = 1000, kOperators = 15000;
 
 // The request for a part of the space, the whole of it first.
 std::vector<Request> parts_of(const Request& request) {

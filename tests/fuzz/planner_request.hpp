@@ -207,17 +207,12 @@ inline Step draw_step(Draws& d) {
     return m;
   };
   for (uint64_t n = d.below(4); n > 0; --n) {
-    StepUnit u{"unit" + std::to_string(n),
-               members(),
-               {},
-               d.number(1, 3),
-               d.flip(),
-               d.flip(4),
-               time(),
-               time(),
-               d.number(0, 40),
-               d.number(0, 40),
-               d.number(0, 40)};
+    StepUnit u;
+    u.name = "unit" + std::to_string(n), u.members = members();
+    u.repeats = d.number(1, 3), u.keeps = d.flip(), u.slice = d.flip(4);
+    u.gather = time(), u.reduce = time();
+    u.full_bytes = d.number(0, 40), u.gradient_bytes = d.number(0, 40);
+    u.kept_gradient_bytes = d.number(0, 40);
     for (int i = d.code(last); i <= last && u.calls.size() < 2; ++i)
       u.calls.push_back({i, d.flip() ? last : i});
     step.units.push_back(u);

@@ -614,11 +614,7 @@ class Planner:
     Everything of a search but its wish.
     """
     def __init__(
-        self,
-        model: Model,
-        request: Request,
-        manner: Manner,
-        times_at: collections.abc.Callable[[typing.SupportsInt | typing.SupportsIndex], Model] | None = None,
+        self, model: Model, request: Request, manner: Manner, times_at: collections.abc.Callable | None = None
     ) -> None:
         """
         `times_at`: the model at a batch, if operators' times are no lines in that.

@@ -1,11 +1,9 @@
 // Bindings of csrc/search/planner, of the search of one objective (for benchmarks), and of IndexedPlans.
-#include <pybind11/functional.h>
-
+#include "search/planner/planner.hpp"
 #include "bindings/names.hpp"
 #include "bindings/search/budget.hpp"
 #include "search/heuristics/plan_evaluator.hpp"
 #include "search/planner/peak_limit.hpp"
-#include "search/planner/planner.hpp"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -36,6 +34,31 @@ template <typename Search>
 auto with_progress(Wish wish, const py::object& progress, const Search& search) {
   if (!progress.is_none()) wish.tell_gap = osdp::telling(progress);
   return without_gil([&](const Interrupted& ask) { return search(wish, ask); });
+}
+
+// Calls `times_at` also while an error is pending, as that of a signal handler which ends the search. What a
+// handler raises during the call is pending afterwards, and the call is repeated; an error of its own it
+// raises again.
+ModelAt asking(py::object times_at) {
+  const std::shared_ptr<py::object> ask(new py::object(std::move(times_at)), [](py::object* held) {
+    py::gil_scoped_acquire gil;
+    delete held;
+  });
+  return [ask](int64_t batch) {
+    py::gil_scoped_acquire gil;
+    std::optional<py::error_already_set> raised;
+    const auto model = [&] {
+      const py::error_scope pending;
+      try {
+        return (*ask)(batch).cast<Model>();
+      } catch (const py::error_already_set& error) {
+        raised.emplace(error);
+        return (*ask)(batch).cast<Model>();
+      }
+    }();
+    if (raised && PyErr_Occurred() == nullptr) raised->restore();
+    return model;
+  };
 }
 
 Schedule run_schedule(const Model& model, const Request& request, double time_limit_s) {
@@ -123,9 +146,9 @@ void bind_answer(py::module_& m) {
 
 void bind_searches(py::module_& m) {
   py::class_<Planner>(m, "Planner", "Everything of a search but its wish.")
-      .def(py::init([](Model model, Request request, Manner manner, std::optional<ModelAt> at) {
+      .def(py::init([](Model model, Request request, Manner manner, const std::optional<py::function>& at) {
              return std::make_unique<Planner>(std::move(model), std::move(request), std::move(manner),
-                                              std::move(at).value_or(ModelAt{}));
+                                              at ? asking(*at) : ModelAt{});
            }),
            "model"_a, "request"_a, "manner"_a, "times_at"_a = py::none(),
            "`times_at`: the model at a batch, if operators' times are no lines in that.")

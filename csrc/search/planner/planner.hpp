@@ -35,7 +35,7 @@ struct Wish {
   int64_t work = 500'000'000;  // steps of one search: Note [The same plan on every rank]
   int64_t played_operators = 400'000;    // of local search, over all steps that it plays
   bool find_smallest = true;             // the smallest limit, where nothing fits: longer than to prove that
-  std::function<void(double)> tell_gap;  // of the current search: Budget::tell_gap
+  std::function<void(double)> tell_gap;  // of the current pass: Budget::tell_gap
 };
 
 struct RowPrice {

@@ -165,6 +165,10 @@ class StepSearch {
     }
   }
 
+  void tell_gap() const {
+    if (const auto& tell = searches_.wish().tell_gap) tell(fits() ? 1 - bound_ps() / fastest_ps() : 1);
+  }
+
   bool far() const { return !done() && fastest_ps() > bound_ps() / (1 - kFar); }
 
   // Leaves modes or ways to recompute out; how many.
@@ -223,7 +227,10 @@ class StepSearch {
       }
     }
     const auto left = [&](const IndexedPlan& plan) { return limit_.spare(own.largest_peak_bytes(plan)); };
-    const auto over = [&] { return searches_.over(); };
+    const auto over = [&] {
+      tell_gap();
+      return searches_.over();
+    };
     consider(
         polish(own, seeds, static_cast<int64_t>(share * static_cast<double>(plays)), left, enough_ps(), over)
             .plan);

@@ -10,10 +10,13 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 import pytest
+import torch
+from torch import nn
 
 import osdp
 from osdp import _search
 from osdp.plan.plan import Plan
+from osdp.planning.core_inputs import OperatorTimes
 from osdp.planning.plan_builder import plan_of
 from osdp.planning.search_problem import SearchProblem
 from osdp.planning.verify import verify
@@ -131,3 +134,49 @@ def test_other_threads_search_while_a_handler_is_installed(handled: Handled) -> 
     thread.start()
     thread.join()
     assert found == [2] and signal.getsignal(signal.SIGINT) == handled.returns
+
+
+def kernels_problem() -> SearchProblem:
+    """Its operators' times depend on the batch by kernels, so a search asks for them."""
+    layers = [nn.TransformerEncoderLayer(128, 4, 512, batch_first=True) for _ in range(3)]
+    description = osdp.describe(nn.Sequential(*layers), torch.zeros(1, 16, 128), precision="bf16")
+    plan = osdp.search(description, memory="1.5GiB", hardware="h100-8", precision="bf16")
+    return SearchProblem.of(plan)
+
+
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_an_interrupt_while_times_of_a_batch_are_asked_for_ends_the_search_with_a_plan(call: int) -> None:
+    problem = kernels_problem()
+    times = OperatorTimes(problem.description, problem.hardware, problem.precision)
+    asked: list[int] = []
+
+    def at(batch: int) -> _search.Model:
+        asked.append(batch)
+        if len(asked) == call:
+            signal.raise_signal(signal.SIGINT)  # the handler raises in this call, which is repeated
+        return times.model_at(batch)
+
+    planner = _search.Planner(problem.planner.model, problem.request(), problem.manner(), at)
+    try:
+        answer = planner.search(problem.wish(3 * 2**29))
+    except KeyboardInterrupt:
+        assert call == 1, "before there is a plan"
+        return
+    assert answer.feasible and asked[call] == asked[call - 1]
+    assert planner.play(answer.plan).step_ps == answer.played.step_ps
+
+
+def test_an_error_of_who_is_asked_for_times_is_raised() -> None:
+    problem = kernels_problem()
+
+    def at(batch: int) -> _search.Model:
+        raise LookupError(f"no times for {batch}")
+
+    planner = _search.Planner(problem.planner.model, problem.request(), problem.manner(), at)
+    with pytest.raises(LookupError, match="no times for"):
+        planner.search(problem.wish(3 * 2**29))
+    fewer = _search.Planner(
+        problem.planner.model, problem.request(), problem.manner(), lambda _: _search.Model([], [], 0, 0)
+    )
+    with pytest.raises(_search.InvalidProblem, match="0 operators"):
+        fewer.search(problem.wish(3 * 2**29))

@@ -10,8 +10,9 @@ namespace {
 
 constexpr int kMostTransients = 3;  // bounds of the largest transient that are tried
 constexpr double kNear = 1.25;      // of the smallest peak so far: parts beyond are not searched further
-// Consecutive changes without a smaller peak before a part's search ends: fewer of larger models.
-constexpr size_t kFewestStale = 40, kMostStale = 1000, kOperators = 15000;
+// Consecutive changes without a smaller peak before a part's search ends: fewer of larger models, and more of
+// those of a few operators, which take no time.
+constexpr size_t kFewestStale = 40, kMostStale = 150, kOperators = 15000, kOperatorsOfFew = 5000;
 
 // The request for a part of the space, the whole of it first.
 std::vector<Request> parts_of(const Request& request) {
@@ -58,8 +59,9 @@ LeastPeak least_of_sums(Searches& searches, Request part, PlanEvaluator& own) {
 // Random changes, kept if the largest peak is smaller.
 void descend(PlanEvaluator& evaluator, LeastPeak& least, const std::function<bool()>& over) {
   Neighbours neighbours(evaluator);
-  const auto stale_at = static_cast<int>(std::clamp<size_t>(
-      kOperators / std::max<size_t>(1, evaluator.model().operators.size()), kFewestStale, kMostStale));
+  const size_t operators = std::max<size_t>(1, evaluator.model().operators.size());
+  const auto stale_at = static_cast<int>(
+      std::max(std::clamp(kOperators / operators, kFewestStale, kMostStale), kOperatorsOfFew / operators));
   for (int n = 0, stale = 0; stale < stale_at && !over(); ++n, ++stale) {
     IndexedPlan next = least.plan;
     if (n % 3 == 0) {

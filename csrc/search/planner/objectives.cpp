@@ -5,6 +5,7 @@
 
 #include "search/planner/additive_search.hpp"
 #include "search/planner/peak_limit.hpp"
+#include "search/planner/step_search.hpp"
 #include "search/problem/problem.hpp"
 
 namespace osdp::search {
@@ -103,7 +104,7 @@ Answer Planner::any_plan(const Wish& wish, const Interrupted& interrupted) const
   const LeastPeak& least = at_once ? searches.least(wish.batches) : longer.least(wish.batches);
   Answer a;
   a.limit_bytes = wish.limit_bytes;
-  if (!keeps(least)) return a;
+  if (!keeps(least)) return any_step(longer, problem, PeakLimit(wish.limit_bytes));
   PlanEvaluator own(problem, player_, PeakLimit(wish.limit_bytes).most_bytes());
   a.feasible = true, a.plan = own.plain(least.plan), a.played = own.play(least.plan);
   a.peak_bytes = own.largest_peak_bytes(least.plan);

@@ -77,10 +77,20 @@ Answer Searches::best_plan(int64_t limit_bytes, const std::vector<Batch>& batche
   Answer found = fastest_step(*this, problem, PeakLimit(limit_bytes));
   if (!found.feasible && wish_.find_smallest) {
     if (const LeastPeak& least = this->least(batches); least.found)
-      found.smallest_limit_bytes = PeakLimit::smallest(least.largest_peak_bytes);
+      found.smallest_limit_bytes = lowered(PeakLimit::smallest(least.largest_peak_bytes), batches);
   }
   found.limit_bytes = limit_bytes;
   return found;
+}
+
+int64_t Searches::lowered(int64_t limit_bytes, const std::vector<Batch>& batches) {
+  while (!over()) {
+    const int64_t less = limit_bytes - 1;
+    const Answer found = any_step(*this, request(less, batches), PeakLimit(less));
+    if (!found.feasible) break;
+    limit_bytes = PeakLimit::smallest(found.peak_bytes);
+  }
+  return limit_bytes;
 }
 
 bool Searches::fits(int64_t limit_bytes, Batch batch) {

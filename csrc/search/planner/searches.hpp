@@ -49,6 +49,10 @@ class Searches {
   bool over() { return interrupted() || left_s() <= 0; }
 
  private:
+  // A limit that is feasible, or the smallest below it at which the search still finds a plan: its plans may
+  // have smaller peaks than the least one that is known.
+  int64_t lowered(int64_t limit_bytes, const std::vector<Batch>& batches);
+
   using Clock = std::chrono::steady_clock;
   // Asks at most every millisecond.
   bool interrupted();

@@ -45,8 +45,15 @@ class StepSearch {
         gap_(searches.wish().gap),
         prover_(searches, problem, limit.most_bytes(), std::max(gap_, kSharpest)) {}
 
-  Answer run() {
+  // Any plan that fits, of those that attain the first bound, or the fastest one that is found.
+  Answer run(bool any) {
     if (!first_plans()) return {};
+    if (!any) search();
+    return fits() ? answer() : Answer{};
+  }
+
+ private:
+  void search() {
     // Parts are bounded in a fraction of the time. Where the first plans are slow, theirs come first: the
     // faster the best plan, the less is left to be bounded.
     if (fastest_ps() < (1 + kNear) * bound_ps()) sharpen();
@@ -63,7 +70,9 @@ class StepSearch {
       if (!search.done() && search.fastest_ps() < (1 + kNear) * fastest_ps()) search.improve();
       consider_part(search);
     }
-    if (!fits()) return {};
+  }
+
+  Answer answer() {
     gather_no_further_than_needed();
     Answer a;
     a.feasible = true, a.plan = evaluator_->plain(seeds_.front().plan), a.played = seeds_.front().played;
@@ -72,7 +81,6 @@ class StepSearch {
     return a;
   }
 
- private:
   // A part of the space. Its plans are plans of the whole space; it has fewer ways to go wrong, so they are
   // often faster.
   struct Part {
@@ -253,7 +261,13 @@ class StepSearch {
 }  // namespace
 
 Answer fastest_step(Searches& searches, const Request& problem, const PeakLimit& limit) {
-  return StepSearch(searches, problem, limit).run();
+  return StepSearch(searches, problem, limit).run(false);
+}
+
+Answer any_step(Searches& searches, const Request& problem, const PeakLimit& limit) {
+  Answer found = StepSearch(searches, problem, limit).run(true);
+  found.limit_bytes = problem.limit_bytes;
+  return found;
 }
 
 }  // namespace osdp::search

@@ -21,4 +21,7 @@ namespace osdp::search {
 // batches, with a bound but without prices.
 Answer fastest_step(Searches& searches, const Request& problem, const PeakLimit& limit);
 
+// Some plan that fits, where those that attain the first bound of all plans do.
+Answer any_step(Searches& searches, const Request& problem, const PeakLimit& limit);
+
 }  // namespace osdp::search

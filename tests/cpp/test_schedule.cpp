@@ -31,7 +31,7 @@ void check_known(const Model& model, const Request& request, const Schedule& bes
 int main() {
   constexpr int64_t kFew = 16;
   Random r(17);
-  int64_t infeasible = 0, all_sizes = 0, recomputed = 0, many_rows = 0, wrong = 0;
+  int64_t infeasible = 0, all_sizes = 0, recomputed = 0, many_rows = 0, others = 0, wrong = 0;
   for (int64_t turn = 0; turn < 5000 && wrong < 5; ++turn) {
     Model model = random_model(r, 9);
     Request request = random_request(r);
@@ -88,6 +88,12 @@ int main() {
       if (turn % 4 == 0) check_known(model, request, s, r);
       for (Recompute way : s.decision.ways) recomputed += way != Recompute::None;
       many_rows += s.rows >= 5;
+      for (const Found& f : s.runners_up) {
+        ++others;
+        CHECK_EQ(plain_time(model, classes, f.decision, f.batch), f.step_ps);
+        CHECK(f.step_ps * best->samples >= best->time * f.batch.samples());
+        CHECK(f.peak_bytes <= request.limit_bytes);
+      }
     }
     if (failures > failed_before) {
       ++wrong;
@@ -98,6 +104,7 @@ int main() {
   CHECK(infeasible > 20);
   CHECK(all_sizes > 100);
   CHECK(recomputed > 200);
+  CHECK(others > 100);
   std::printf("%lld infeasible, %lld over all batch sizes, %lld with five rows or more\n",
               static_cast<long long>(infeasible), static_cast<long long>(all_sizes),
               static_cast<long long>(many_rows));

@@ -88,6 +88,7 @@ inline void try_schedule(Draws& d, Answered& a) {
   }
   ++a.plans;
   check_found(model, request, {s.batch, s.decision, s.step_ps, s.peak_bytes}, d);
+  for (const Found& f : s.runners_up) check_found(model, request, f, d);
   const double per_sample = static_cast<double>(s.step_ps) / static_cast<double>(s.batch.samples());
   const double least = request.space.shares ? -static_cast<double>(rounded_down(model, s.batch)) : 0;
   must(s.lower_bound_s_per_sample * 1e12 >= least, "the search's bound is a time");

@@ -40,7 +40,9 @@ bool BranchAndBound::accept(const FixedNode& leaf, Batch batch) {
     broken_ = static_cast<int>(worst - phases.begin());
     return false;
   }
-  if (best_.feasible && !faster(leaf.time_ps, batch, best_.step_ps, best_.batch)) return true;
+  const Found found{batch, leaf.decision, leaf.time_ps, *worst};
+  found_.offer(found);
+  if (best_.feasible && !found.faster_than({best_.batch, {}, best_.step_ps, 0})) return true;
   best_.feasible = true;
   best_.batch = batch;
   best_.decision = leaf.decision;
@@ -101,6 +103,8 @@ void BranchAndBound::finish() {
     if (gave_up_) lowest = 0;
     best_.optimal = proven && best_.feasible;
     if (lowest < std::numeric_limits<double>::infinity()) best_.lower_bound_s_per_sample = lowest * 1e-12;
+    if (best_.feasible)
+      best_.runners_up = found_.beside({best_.batch, best_.decision, best_.step_ps, best_.peak_bytes});
   }
   if (attained())
     best_.lower_bound_s_per_sample = std::max(best_.lower_bound_s_per_sample, known_.bound_s_per_sample);

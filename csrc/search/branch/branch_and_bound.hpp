@@ -105,6 +105,7 @@ class BranchAndBound {
   std::map<int64_t, Cheapest> cheapest_;  // by accumulation
   std::priority_queue<BranchNode> open_;
   Schedule best_;
+  RunnersUp found_;
   int64_t number_ = 0;
   int broken_ = 0;  // the phase over the limit in the last plan that accept() refused
   std::map<SubproblemKey, LabelSubproblem> subproblems_;

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "search/branch/fixed_node.hpp"
-#include "search/branch/found.hpp"
+#include "search/branch/runners_up.hpp"
 
 namespace osdp::search {
 
@@ -17,6 +17,7 @@ struct Schedule {
   Decision decision;
   int64_t step_ps = 0, peak_bytes = 0;
   std::vector<int> phases;           // those that were rows: operator indices, or kWholeStep
+  std::vector<Found> runners_up;     // other plans, nearly as fast (branch/runners_up.hpp)
   int64_t smallest_limit_bytes = 0;  // if infeasible: the smallest limit known to be feasible; 0: none
   // Per rank, proven by the whole search; without a plan only if the bound is Known::enough.
   double lower_bound_s_per_sample = 0;

@@ -5,7 +5,7 @@
 #include <optional>
 #include <utility>
 
-#include "search/branch/found.hpp"
+#include "search/branch/runners_up.hpp"
 #include "search/simulate/play_plan.hpp"
 
 namespace osdp::search {

@@ -18,7 +18,7 @@
 
 #include <functional>
 
-#include "search/branch/found.hpp"
+#include "search/branch/runners_up.hpp"
 #include "search/heuristics/plan_evaluator.hpp"
 
 namespace osdp::search {

@@ -3,7 +3,7 @@
 
 #include <unordered_map>
 
-#include "search/branch/found.hpp"
+#include "search/branch/runners_up.hpp"
 
 namespace osdp::search {
 

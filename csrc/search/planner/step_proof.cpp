@@ -308,8 +308,12 @@ StepProver::Range StepProver::bounded(GatherRange gather, BatchSizes sizes, cons
       lines.emplace(lines_in(range));
       if (problem_.batches.empty()) range.sizes.most = std::min(range.sizes.most, classes(range).most_batch);
     }
-    plans_.push_back(found_of(found));
-    plans.push_back({line_of(*lines, plans_.back()), pairs_of(plans_.back(), range, weights)});
+    std::vector<Found> near{found_of(found)};
+    near.insert(near.end(), found.runners_up.begin(), found.runners_up.end());
+    for (Found& plan : near) {
+      plans.push_back({line_of(*lines, plan), pairs_of(plan, range, weights)});
+      plans_.push_back(std::move(plan));
+    }
     const StepShares before = shares;
     const std::vector<PairWeight> weighed = weights;
     double highest = 0;

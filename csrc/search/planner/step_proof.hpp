@@ -69,7 +69,7 @@ class StepProver {
   Proof proof(int64_t times);
   // A batch of plans that attain the first bound.
   int64_t first_batch() const { return all_.size; }
-  // The minima for the ranges and shares tried.
+  // The minima for the ranges and shares tried, and plans near them.
   const std::vector<Found>& plans() const { return plans_; }
 
  private:

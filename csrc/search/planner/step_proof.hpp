@@ -49,7 +49,7 @@ class StepProver {
  public:
   static constexpr int64_t kWork = 20'000'000;  // steps of the search for one pair of shares
   // Steps of the same for parts at first: dividing them raises their bounds more than searching them longer.
-  static constexpr int64_t kPartWork = 1'000'000;
+  static constexpr int64_t kPartWork = 4'000'000;
 
   // Of the plans whose largest peak is at most `limit_bytes`, for the problem's batches. Bounds are within
   // about `gap` / 10 of the best for their ranges.

@@ -145,8 +145,11 @@ def kernels_problem() -> SearchProblem:
 
 
 @pytest.mark.parametrize("call", [1, 2, 3])
-def test_an_interrupt_while_times_of_a_batch_are_asked_for_ends_the_search_with_a_plan(call: int) -> None:
+def test_an_interrupt_while_times_of_a_batch_are_asked_for_ends_the_search_with_a_plan(
+    call: int, handled: Handled
+) -> None:
     problem = kernels_problem()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also where pytest was started with it ignored
     times = OperatorTimes(problem.description, problem.hardware, problem.precision)
     asked: list[int] = []
 

@@ -14,7 +14,7 @@ from torch import nn
 from osdp.base.kept_state import outside_inference_mode
 from osdp.base.later_methods import function_of
 from osdp.base.modules import is_conv1d, is_convolution, is_sharded, not_compiled
-from osdp.base.names import joined, modules_around
+from osdp.base.names import is_in, joined, modules_around
 from osdp.base.tensor_parallel import layout_of, local_part
 from osdp.base.tensor_trees import batch_of, dtype_name, tensors_in, with_batch
 from osdp.base.warned import warn
@@ -31,6 +31,7 @@ from osdp.description.model_description import (
     ModelDescription,
     Operator,
     Parameter,
+    Read,
 )
 from osdp.description.recompute_blocks import block_containing, is_callable, recomputable_blocks
 from osdp.description.tensor_subclasses import refuse_tensor_subclasses
@@ -292,6 +293,7 @@ def _assemble(
                 output_cut=first is not None and name in first.output_cut,
                 output_groups=first.output_groups.get(name, 0) if first else 0,
                 waiting_gradient_bytes=waiting if sums_in_slices else 0,
+                reads=_reads(owners, name, first, blocks),
             )
         )
     if operators and any(buffers.values()):  # of modules that are not operators
@@ -438,6 +440,21 @@ def _can_be_sliced(module: nn.Module) -> bool:
         # Of those with groups only whole groups could be a slice; their weights are small by as many times.
         return module.groups == 1
     return type(module) is nn.Linear or is_conv1d(module)
+
+
+def _reads(owners: Ownership, name: str, trace: Trace | None, blocks: list[str]) -> tuple[Read, ...]:
+    """Where the parameters of `name` are read, if a module outside of blocks does that around others with parameters."""
+    found = [
+        Read(p, *read)
+        for p in owners.owned.get(name, ())
+        for read in (trace.reads.get(p, ()) if trace is not None else ())
+    ]
+    around = (
+        block_containing(blocks, module) is None
+        and any(m != module and is_in(m, module) for m in owners.owned)
+        for module in dict.fromkeys(read.module for read in found)
+    )
+    return tuple(found) if any(around) else ()
 
 
 def _look_ups(owners: Ownership, gather_at: tuple[str, ...]) -> tuple[str, ...]:

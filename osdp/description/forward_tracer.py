@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from osdp import _C
+from osdp.base.names import modules_around
 from osdp.base.stand_in import StandIn
 from osdp.base.storage_numbers import StorageNumbers
 from osdp.base.tensor_parallel import local_part, storage_id, wraps_local
@@ -38,6 +39,8 @@ class Trace:
         self.order: dict[str, None] = {}
         # Parameter -> distinct stacks of running modules at its reads.
         self.stacks: dict[str, dict[tuple[str, ...], None]] = {}
+        # Parameter -> its distinct reads: the innermost running module, and that whose call ended last before.
+        self.reads: dict[str, dict[tuple[str, str], None]] = {}
         self.calls: dict[str, int] = {}
         self.saved_bytes: dict[str, int] = {}
         self.flops: dict[str, int] = {}
@@ -104,6 +107,8 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._memory = memory or KernelMemory(accelerator=False)
         self._call = call or (lambda func, args, kwargs, tensors: func(*args, **kwargs))
         self._stack: list[str] = []
+        # The module whose call ended last, of those with parameters. A tied one has none of its own.
+        self._ended = ""
         self._parameter_of: dict[int, str] = {}
         self._uncounted: set[int] = set()  # storages that exist anyway
         # They are kept, also where forward gives a parameter another one (`p.data = ...`): what comes to their address
@@ -125,6 +130,8 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.equal: EqualBlocks | None = None  # Note [Equal blocks]
         for name, parameter in model.named_parameters():
             self._parameter_of.setdefault(storage_id(parameter), name)
+        owners = {name.rpartition(".")[0] for name in self._parameter_of.values()}
+        self._with_parameters = {module for owner in owners for module in modules_around(owner)}
         self._exist_anyway([*model.parameters(), *model.buffers()])
         if original is not None:
             copies = dict(model.named_parameters())
@@ -210,6 +217,8 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 pass
             if error is not None:
                 return output
+            if name in self._with_parameters:
+                self._ended = name
             made_by(module, name, output)
             if self.equal is not None and name in self.blocks:
                 with torch._C.DisableTorchFunction():
@@ -250,6 +259,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
             case ("read", str(name), stack):
                 self.trace.order.setdefault(name)
                 self.trace.stacks.setdefault(name, {}).setdefault(stack)
+                self.trace.reads.setdefault(name, {}).setdefault((stack[-1], self._ended))
             case ("flops", str(module), int(amount)):
                 self._add(self.trace.flops, module, amount)
             case ("saved", str(module), int(amount)):

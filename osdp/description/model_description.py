@@ -32,6 +32,16 @@ class Parameter:
 
 
 @dataclass(frozen=True)
+class Read:
+    """A parameter's read by a module that calls others: which forward of theirs came before says at which place of the
+    module's own forward it is, and so in which stage of a pipeline."""
+
+    parameter: str
+    module: str  # the innermost one that ran
+    after: str  # the module with parameters whose call ended last before; "": none had
+
+
+@dataclass(frozen=True)
 class Kernel:
     """Equal kernels of an operator, at any batch size b: flops and bytes are fixed + b x per sample.
 
@@ -61,7 +71,8 @@ class Operator:
     parameters: tuple[Parameter, ...]
     gather_at: tuple[str, ...]  # modules whose calls gather these parameters, in order; see `describe`
     traced: bool  # False: no call used them in the traced run; gather_at is then the nearest callable parent
-    calls: int  # calls of the `gather_at` modules in one forward, together
+    # Calls of the `gather_at` modules in one forward, together; 0: another stage of a pipeline has what they compute.
+    calls: int
     block: str | None  # the recomputable block (a key of ModelDescription.blocks) that contains it
     # (out, in) of the weight, or (rows, columns) of the table, where its calls can be computed in slices; else None.
     # Of a convolution (out, weights of one output). See `transposed`.
@@ -95,6 +106,8 @@ class Operator:
     # The part of its work that is gradients of matrices that are read several times, which autograd keeps for their sum.
     # There are none where these are computed in slices.
     waiting_gradient_bytes: int = 0
+    # Where a module outside of blocks reads parameters around others with some: each distinct read, in order.
+    reads: tuple[Read, ...] = ()
 
     @property
     def multiplies(self) -> bool:

@@ -195,6 +195,11 @@ def _description_problems(description: ModelDescription) -> Iterator[tuple[str, 
         for name in operator.look_ups:
             if name not in operator.gather_at:
                 yield f"{where}.look_ups", f"{name!r} is not in gather_at"
+        if len(set(operator.reads)) < len(operator.reads):
+            yield f"{where}.reads", "has a read twice"
+        for read in operator.reads:
+            if read.parameter not in {p.name for p in operator.parameters}:
+                yield f"{where}.reads", f"{read.parameter!r} is no parameter of the operator"
         for j, parameter in enumerate(operator.parameters):
             for name in (parameter.name, *parameter.aliases):
                 if name in owned:

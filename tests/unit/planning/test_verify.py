@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import osdp
-from osdp.description.model_description import Kernel, Parameter
+from osdp.description.model_description import Kernel, Parameter, Read
 from osdp.hardware.hardware import (
     Collective,
     DeviceMemory,
@@ -80,6 +80,11 @@ NOTHING = {
     ),
     "not part of the model of memory and time": ("description.sample_batch",),
     "`osdp.parallelize` refuses column-wise linears by it": ("description.operators[].output_cut",),
+    "where a pipeline can be cut, which is checked where the whole `ParallelPlan` is": (
+        "description.operators[].reads[].parameter",
+        "description.operators[].reads[].module",
+        "description.operators[].reads[].after",
+    ),
     "for a person; what is counted follows from the shapes": ("description.operators[].parameter_bytes",),
     OF_A_PIPELINE: ("hardware.fewer_ranks_speedup[]",),
 }
@@ -260,6 +265,7 @@ def plans() -> dict[str, Plan]:
         operator("tied", "Embedding", {"weight": (32, 64)}, saved=64, calls=2),
         parameters=(Parameter("tied.weight", ("readout.weight",), (32, 64), "float32", True),),
         gather_at=("tied", "h.1"),
+        reads=(Read("tied.weight", "h.1", "tied"),),
     )
     rich = dataclasses.replace(small, operators=(frozen, tied, *small.operators), output_bytes_per_sample=400)
     kernels = (

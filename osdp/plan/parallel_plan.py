@@ -11,7 +11,7 @@ from osdp.base.byte_sizes import MOST_BYTES
 from osdp.base.json_files import InFile
 from osdp.base.later_methods import function_of
 from osdp.base.schema import AtLeast, OneOf
-from osdp.description.model_description import ModelDescription
+from osdp.description.model_description import ModelDescription, Operator
 from osdp.hardware.hardware import Hardware
 from osdp.plan.plan import Plan
 from osdp.plan.validation import problems
@@ -128,8 +128,10 @@ def parallel_problems(plan: ParallelPlan) -> Iterable[tuple[str, str]]:
         yield "memory_limit_bytes", f"must be between 0 and 2**58, got {plan.memory_limit_bytes}"
     if not plan.step_time_s > 0:
         yield "step_time_s", f"is {plan.step_time_s}"
-    names = [o.name for s in plan.stages for o in s.plan.description.operators]
-    if sorted(names) != sorted(o.name for o in plan.description.operators):
+    # Parameters of a module that is cut may be in several stages, and what it computes is in one of them.
+    found = [o for s in plan.stages for o in s.plan.description.operators]
+    computing = [o.name for o in found if o.calls]
+    if len(set(computing)) < len(computing) or _has(found) != _has(plan.description.operators):
         yield "stages", "do not have each operator of the description once"
     for i, s in enumerate(plan.stages):
         for field, why in problems(s.plan):
@@ -141,3 +143,9 @@ def parallel_problems(plan: ParallelPlan) -> Iterable[tuple[str, str]]:
         said = (stage.index, stage.stages, stage.micro_batches, stage.tensor_parallel, s.plan.world_size)
         if said != (i, p, plan.micro_batches, t, d):
             yield f"stages[{i}].plan.searched.stage", "is of another pipeline"
+
+
+def _has(operators: Iterable[Operator]) -> tuple[set[str], list[str]]:
+    """Names of operators and of parameters."""
+    operators = list(operators)
+    return {o.name for o in operators}, sorted(p.name for o in operators for p in o.parameters)

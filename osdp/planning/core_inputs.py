@@ -68,7 +68,7 @@ class OperatorTimes:
         self._first: list[tuple[Operator, str]] = []  # operator and dtype of each kind
         self._kinds = []  # of each operator
         for o in description.operators:
-            key = (o.name if o.name in timed else signature(o), dtypes[o.name])
+            key = (o.name if o.name in timed and o.calls else signature(o), dtypes[o.name])
             if key not in kinds:
                 kinds[key] = len(kinds)
                 self._first.append((o, dtypes[o.name]))
@@ -229,6 +229,8 @@ def compute_s(
     description have what that takes; else from its flops at the rate of `dtype` (backward counts twice forward). A profile
     has no rates of kernels: an operator that it did not measure, as of another model, is priced by its flops.
     """
+    if operator.parameters and not operator.calls:  # another stage computes what its module does
+        return ComputeTime(0.0, 0.0, 0.0)
     if operator.name not in hardware.gamma_s and description is not None:
         batch, rate = batch_size or max(1, description.sample_batch), flops_rate(hardware, dtype)
         here = operator_s(operator, description, hardware, rate, batch)

@@ -16,7 +16,7 @@ from osdp.hardware.hardware import Hardware
 from osdp.plan.parallel_plan import RuledOut
 from osdp.plan.searched import OperatorCollectives
 from osdp.planning.core_inputs import compute_s, computing_dtypes, itemsize, make_model, signature
-from osdp.planning.degrees.chain import Chain, Link, with_end_last
+from osdp.planning.degrees.chain import Chain, Link, for_stages
 from osdp.planning.degrees.collectives import collectives_of
 from osdp.planning.degrees.layout import Degrees, Layout
 from osdp.planning.degrees.local_operators import LocalOperators
@@ -49,7 +49,7 @@ class Sharing:
     ) -> None:
         self.whole, self.styles, self.whole_names = description, styles, whole_names
         self.hardware, self.precision, self.ranks = hardware, precision, ranks
-        local = LocalOperators(with_end_last(description), styles, ranks).local
+        local = LocalOperators(for_stages(description), styles, ranks).local
         outputs = last_outputs(description, styles, ranks, precision)
         self.chain = Chain(dataclasses.replace(local, output_bytes_per_sample=outputs))
         self._manner: _search.Manner | None = None

@@ -5,9 +5,19 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from osdp.base.names import is_in, modules_around
+from osdp.base.names import modules_around
 from osdp.description.model_description import ModelDescription, Operator
 from osdp.errors import InvalidProblemError
+from osdp.planning.degrees.divided_operators import (
+    block_of,
+    blocks_of,
+    divided,
+    holds_several,
+    is_part,
+    is_unread,
+    merged,
+    place_finder,
+)
 from osdp.planning.degrees.linear_shapes import rows_of
 from osdp.planning.degrees.local_operators import WORK, WORK_FIXED
 
@@ -30,12 +40,13 @@ class Link:
 # What a module around several blocks computes itself, without parameters, is the end of forward: logits and loss. It
 # belongs to the last link. What passes a cut is the next block's input; behind the last block it is as large as that of the
 # last; without blocks, the inputs of the next linear, or what the next operator saves. Links that read the same parameter
-# are one: each stage holds its own.
+# are one: each stage holds its own. Parameters of a module that is cut: Note [Parameters of modules that are cut].
 class Chain:
-    """The links of a description, of which `description` may be the local one of a rank."""
+    """The links of a description that `for_stages` made; it may be the local one of a rank."""
 
     def __init__(self, description: ModelDescription) -> None:
         self.description = description
+        self.divided = {o.name for o in description.operators if is_part(o)}
         self.links, self._tied = _joined(description, _links(description))
 
     @property
@@ -49,8 +60,8 @@ class Chain:
         parts = f"pipeline_parallel={stages}: {self.description.name} can be cut into {len(self.links)} parts"
         if self._tied:
             raise InvalidProblemError(
-                f"{parts}, since {self._tied} is read in several: a tied weight, or one that is read outside of its own "
-                "module. Untie it (tie_word_embeddings=False), or have its module read it"
+                f"{parts}, since {self._tied} is read in several: a tied weight, or one that forward reads at several "
+                "places. Untie it (tie_word_embeddings=False), or read it at one place"
             )
         raise InvalidProblemError(f"{parts}: blocks, and what has parameters around them")
 
@@ -58,7 +69,7 @@ class Chain:
         """Links [first, end) as a description: what is left out passes in and out as activations."""
         d = self.description
         chosen = sorted(i for link in self.links[first:end] for i in link.operators)
-        operators = tuple(d.operators[i] for i in chosen)
+        operators = merged([d.operators[i] for i in chosen])
         blocks = {block_of(d, o) for o in operators}
         return dataclasses.replace(
             d,
@@ -76,13 +87,15 @@ class Chain:
         )
 
 
-def with_end_last(d: ModelDescription) -> ModelDescription:
-    """The description with what a module around all blocks computes itself behind them, where forward ends. Where it stood
-    before them, its work counts what they save, which it does not hold itself."""
+def for_stages(d: ModelDescription) -> ModelDescription:
+    """The description with operators of modules that are cut in parts, and with what a module around all blocks computes
+    itself behind them, where forward ends. Where it stood before them, its work counts what they save, which it does not
+    hold itself."""
+    d = divided(d)
     around = [
         i
         for i, o in enumerate(d.operators)
-        if _blocks(d)
+        if blocks_of(d)
         and block_of(d, o) is None
         and not o.parameters
         and o.name == ""
@@ -113,15 +126,21 @@ def _joined(d: ModelDescription, links: tuple[Link, ...]) -> tuple[tuple[Link, .
             spans[name] = (min(first, at), max(last, at))
     last_of = list(range(len(links)))  # by link, the last one that must be in its stage
     tied = ""
+    place = place_finder(d)
     for i, o in enumerate(d.operators):
-        if not o.parameters:
-            continue
-        reads = [spans.get(module, (link_of[i], link_of[i])) for module in o.gather_at]
-        first = min([link_of[i], *(r[0] for r in reads)])
-        last = max([link_of[i], *(r[1] for r in reads)])
-        if last > first:
-            tied = tied or o.parameters[0].name
-            last_of[first] = max(last_of[first], last)
+        here = link_of[i]
+        read: dict[str, list[int]] = {}  # parameter -> links
+        if is_part(o):
+            for r in o.reads:
+                read.setdefault(r.parameter, [here]).append(link_of[max(0, place(r))])
+        elif o.parameters and not is_unread(d, o):
+            modules = [spans.get(module, (here, here)) for module in o.gather_at]
+            read[o.parameters[0].name] = [here, *(at for both in modules for at in both)]
+        for name, places in read.items():
+            first, last = min(places), max(places)
+            if last > first:
+                tied = tied or name
+                last_of[first] = max(last_of[first], last)
     joined: list[Link] = []
     until = -1
     for at, link in enumerate(links):
@@ -139,15 +158,15 @@ def _links(d: ModelDescription) -> tuple[Link, ...]:
     around = {
         o.name
         for o in d.operators
-        if block_of(d, o) is None and not o.parameters and _holds_several(d, o.name)
+        if block_of(d, o) is None and not o.parameters and holds_several(d, o.name)
     }
     groups: list[tuple[str, list[int]]] = []
     ends: list[int] = []  # of the last link
     waiting: list[int] = []  # operators without parameters before their link
-    has_blocks, seen_block, previous = bool(_blocks(d)), False, None
+    has_blocks, seen_block, previous = bool(blocks_of(d)), False, None
     for i, o in enumerate(d.operators):
         block = block_of(d, o)
-        if o.name in around:
+        if o.name in around and not o.parameters:
             ends.append(i)
         elif block is not None:
             if previous != block:
@@ -155,14 +174,14 @@ def _links(d: ModelDescription) -> tuple[Link, ...]:
                 waiting = []
             groups[-1][1].append(i)
             seen_block = True
-        elif not o.parameters:
+        elif not o.parameters or is_part(o) or is_unread(d, o):
             (groups[-1][1] if groups else waiting).append(i)
         elif has_blocks and not seen_block and groups:
             groups[-1][1].append(i)
         else:
             groups.append((o.name, [*waiting, i]))
             waiting = []
-        if o.name not in around:
+        if o.name not in around and not is_part(o) and not is_unread(d, o):
             previous = block
     if not groups:
         groups.append((d.name, []))
@@ -174,20 +193,6 @@ def _links(d: ModelDescription) -> tuple[Link, ...]:
         last = inputs.get(name, last or _reads(first))
         links.append(Link(name, tuple(sorted(members)), last))
     return tuple(links)
-
-
-def _holds_several(d: ModelDescription, module: str) -> bool:
-    """Whether a module holds more than one block, or, in a model without blocks, everything."""
-    return sum(is_in(b, module) and b != module for b in _blocks(d)) > 1 or module == ""
-
-
-def _blocks(d: ModelDescription) -> tuple[str, ...]:
-    return (*(b.name for b in d.blocks), *d.blocks_changing_inputs)
-
-
-def block_of(d: ModelDescription, o: Operator) -> str | None:
-    """The block that the operator is in, also one that changes its inputs, which is no block to recompute."""
-    return o.block or next((b for b in d.blocks_changing_inputs if is_in(o.name, b)), None)
 
 
 def _reads(o: Operator | None) -> int:

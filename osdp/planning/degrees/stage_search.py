@@ -114,8 +114,9 @@ class StageSearches:
             hosts=self.hosts,
             stage=stage,
         )
-        # Its planner is a part of the chain's, instead of made anew.
-        problem.__dict__["planner"] = problem.planner_of(*self._part(first, end, problem))
+        # Its planner is a part of the chain's, instead of made anew, unless operators have several parts.
+        if not self.chain.divided & {o.name for o in description.operators}:
+            problem.__dict__["planner"] = problem.planner_of(*self._part(first, end, problem))
         return problem
 
     def _part(self, first: int, end: int, problem: SearchProblem) -> tuple[_search.Model, _search.Manner]:

@@ -12,7 +12,7 @@ import osdp
 from osdp import _search
 from osdp.description.model_description import ModelDescription
 from osdp.hardware.hardware import Collective, HostMemory
-from osdp.planning.degrees.chain import Chain, with_end_last
+from osdp.planning.degrees.chain import Chain, for_stages
 from osdp.planning.degrees.search_degrees import Search, search_degrees
 from osdp.planning.degrees.stage_search import StageResult, most_bytes, times_of
 from osdp.planning.degrees.styles import styles_of
@@ -52,7 +52,7 @@ def test_blocks_that_change_their_inputs_are_not_cut() -> None:
     operators = tuple(dataclasses.replace(o, block=None) for o in whole.operators)
     names = tuple(b.name for b in whole.blocks)
     cached = dataclasses.replace(whole, operators=operators, blocks=(), blocks_changing_inputs=names)
-    chains = [Chain(with_end_last(d)) for d in (whole, cached)]
+    chains = [Chain(for_stages(d)) for d in (whole, cached)]
     assert [link.operators for link in chains[1].links] == [link.operators for link in chains[0].links]
     assert chains[1].stage(1, 3).blocks_changing_inputs == names[:2]
 
@@ -311,9 +311,9 @@ def test_the_loss_around_all_blocks_stands_at_the_end() -> None:
     saved = sum(o.saved_bytes_per_sample for o in model.operators[1:])
     loss = operator("", "GPT", {}, saved=100, work=saved + 70)
     model = dataclasses.replace(model, operators=(model.operators[0], loss, *model.operators[1:]))
-    last = with_end_last(model).operators[-1]
+    last = for_stages(model).operators[-1]
     assert (last.name, last.saved_bytes_per_sample, last.work_bytes_per_sample) == ("", 100, 70)
-    assert with_end_last(gpt(2, 64)) == gpt(2, 64)
+    assert for_stages(gpt(2, 64)) == gpt(2, 64)
     plan = searched(model, memory="16MiB", pipeline_parallel=2)
     assert osdp.verify(plan) == ""
     assert plan.stages[-1].plan.description.operators[-1].name == ""

@@ -20,10 +20,10 @@ class Owners:
 
     def __init__(self, model: nn.Module, plan: ParallelPlan) -> None:
         by_name: dict[str, int] = {}
-        self._modules: dict[str, int] = {}
+        self._modules: set[tuple[str, int]] = set()
         for stage, part in enumerate(plan.stages):
             for o in part.plan.description.operators:
-                self._modules[o.name] = stage
+                self._modules.add((o.name, stage))
                 by_name |= dict.fromkeys((n for p in o.parameters for n in (p.name, *p.aliases)), stage)
         held = {name: p for name, p in model.named_parameters(remove_duplicate=False)}
         unknown, missing = sorted(held.keys() - by_name), sorted(by_name.keys() - held.keys())
@@ -56,7 +56,7 @@ class Owners:
         """The stages of what is in the module at `path`."""
         found = {self._parameters[id(p)] for p in module.parameters() if id(p) in self._parameters}
         inside = f"{path}."
-        return found | {s for name, s in self._modules.items() if name == path or name.startswith(inside)}
+        return found | {s for name, s in self._modules if name == path or name.startswith(inside)}
 
 
 def _some(names: Iterable[str]) -> str:

@@ -83,7 +83,8 @@ def parallelize(
     was = ModulesAsTheyWere(model)
     try:
         take_first(model, mesh["pp"])
-        passing = cut_to_stage(model, owners, stage, _entries(plan))
+        whole_shapes = plan.tensor_parallel == 1 or not {"sequence", "module"} & set(plan.tp_plan.values())
+        passing = cut_to_stage(model, owners, stage, _entries(plan), device, whole_shapes)
         take_first(model, mesh["tp"])
         if plan.tensor_parallel > 1:
             divided = parallelize_stage(model, plan.description, plan.tp_plan, tp_plan, mesh["tp"])

@@ -6,9 +6,10 @@ runs the whole forward, on the model's own inputs, with stand-ins for the module
 and what forward computes itself stay. The first module of a stage (the entry) gets what the stage before sent instead of
 its first tensor; that tensor is what the stage before captures at its stand-in for the entry. So what forward computes
 between blocks belongs to the stage that ends there, and the cut is exact for this one tensor.
-  A stand-in returns NaN in the shape of what passes, and what depends on it is found in the first step (Note [What depends
-on other stages] in elsewhere.py). Other arguments of the entry are compared between the two stages in the first step,
-with their values (`Crossing`): T5's first block makes a bias for all others, and a stage without it would get None.
+  A stand-in returns NaN in the shape of what its module returns (Note [Shapes of other stages] in output_shapes.py), and
+what depends on it is found in the first step (Note [What depends on other stages] in elsewhere.py). So is a parameter of
+another stage of a module that both have: NaN. Other arguments of the entry are compared between the two stages in the first
+step, with their values (`Crossing`): T5's first block makes a bias for all others, and a stage without it would get None.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from osdp.base.names import joined
 from osdp.errors import InvalidProblemError, ShardingError
 from osdp.parallel.crossing import Crossing
 from osdp.parallel.elsewhere import Elsewhere
+from osdp.parallel.output_shapes import OutputShapes
 from osdp.parallel.owners import Owners
 from osdp.parallel.stand_in import Passing, StandIn, WhileHere, first_tensor
 
@@ -74,9 +77,18 @@ def only_tensor(output: Any) -> Tensor:
     raise ShardingError(f"the model's output, a {type(output).__name__}, has no floating-point tensor")
 
 
-def cut_to_stage(model: nn.Module, owners: Owners, stage: int, entries: Sequence[str]) -> Passing:
-    """Replace what belongs to other stages by stand-ins, in place. `entries`: the first module of each stage."""
-    passing, last = Passing(stage), len(entries) - 1
+def cut_to_stage(
+    model: nn.Module,
+    owners: Owners,
+    stage: int,
+    entries: Sequence[str],
+    device: torch.device | None = None,
+    whole_shapes: bool = True,
+) -> Passing:
+    """Replace what belongs to other stages by stand-ins, in place. `entries`: the first module of each stage. `device`:
+    where it will run. `whole_shapes`: modules return what they do in one process, no parts of it (sequence parallelism)."""
+    last = len(entries) - 1
+    passing = Passing(stage, device, OutputShapes(model) if last and whole_shapes else None)
     ends = entries[stage + 1] if stage < last else None
     if stage > 0:
         entry = model.get_submodule(entries[stage])

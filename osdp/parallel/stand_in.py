@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from osdp.base.tensor_trees import map_tensors, tensors_in
 from osdp.errors import ShardingError
 from osdp.parallel.crossing import Crossing
 from osdp.parallel.elsewhere import Elsewhere
+from osdp.parallel.output_shapes import OutputShapes
 from osdp.parallel.split_outputs import SplitOutputs
 
 _PLAIN = (bool, int, float, str, torch.dtype, torch.Size, type(None))
@@ -19,8 +21,11 @@ _PLAIN = (bool, int, float, str, torch.dtype, torch.Size, type(None))
 class Passing:
     """What passes through a stage in the forward that runs, and what was seen in the first step."""
 
-    def __init__(self, stage: int) -> None:
+    def __init__(
+        self, stage: int, device: torch.device | None = None, shapes: OutputShapes | None = None
+    ) -> None:
         self.stage = stage
+        self._device, self._shapes = device, shapes
         self.received: Tensor | None = None
         self.captured: Tensor | None = None
         self.looks = True  # during the first step
@@ -40,20 +45,35 @@ class Passing:
         self.received = self.captured = None
         self.begun = self.stage == 0
 
-    def nothing(self, name: str) -> Tensor:
-        """Note [A model cut to one stage]."""
+    def nothing(self, name: str, module: str, args: Any, kwargs: Any) -> Any:
+        """What the module `module` returns, from the module `name` elsewhere: Note [A model cut to one stage]."""
         like = self.captured if self.captured is not None else self.received
         if like is None:
             raise ShardingError(
                 f"stage {self.stage} of the pipeline calls a module of a later stage before the one where that begins: "
                 "the model's forward does not run its modules in the order that the plan has"
             )
-        # In memory of its own, since forward may add to it in place.
-        return self._of(name, torch.full_like(like.detach(), float("nan")))
+        like = like.detach()
+        wanted = self._shapes.of(module, args, kwargs) if self._shapes is not None else None
+        elements = sum(t.numel() for t in tensors_in(wanted))
+        if wanted is None or (self.captured is not None and elements > like.numel()):
+            # Behind the stage nothing larger than what passes: logits take memory that no plan has counted.
+            wanted = like
+
+        def made(t: Tensor) -> Tensor:
+            value, dtype = (float("nan"), like.dtype) if t.is_floating_point() else (0, t.dtype)
+            # In memory of its own, since forward may add to it in place.
+            return self._of(name, torch.full(t.shape, value, dtype=dtype, device=like.device))
+
+        return map_tensors(made, wanted)
 
     def no_values(self, name: str, parameter: Tensor) -> Tensor:
         """NaN in the parameter's shape, in the memory of one element."""
-        return self._of(name, torch.full((), float("nan"), dtype=parameter.dtype).expand(parameter.shape))
+        value = float("nan") if parameter.is_floating_point() else 0
+        device = self._device or parameter.device
+        return self._of(
+            name, torch.full((), value, dtype=parameter.dtype, device=device).expand(parameter.shape)
+        )
 
     def _of(self, name: str, nothing: Tensor) -> Tensor:
         if self.elsewhere is not None:
@@ -79,7 +99,7 @@ class StandIn(nn.Module):
         # Not registered: nothing of it is the stage's.
         self.__dict__ |= {k: v for k, v in shown.items() if k not in self.__dict__}
 
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         passing = self._passing
         if self._begins and passing.captured is None:
             at = first_tensor(args, kwargs, f"stage {passing.stage + 1}")
@@ -91,7 +111,7 @@ class StandIn(nn.Module):
             passing.captured = found
             if passing.looks:
                 passing.left = Crossing.of(args, kwargs, at)
-        return passing.nothing(self._name)
+        return passing.nothing(self._name, self._name, args, kwargs)
 
     def __getitem__(self, index: int) -> StandIn:
         """Of an nn.Sequential, through which forward may also go."""
@@ -112,7 +132,7 @@ class WhileHere:
             return self._forward(*args, **kwargs)
         elsewhere = self._passing.elsewhere
         source = elsewhere.source((args, kwargs)) if elsewhere is not None else ""
-        return self._passing.nothing(source or self._name)
+        return self._passing.nothing(source or self._name, self._name, args, kwargs)
 
 
 def first_tensor(args: Sequence[Any], kwargs: Mapping[str, Any], stage: str) -> str:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from osdp.parallel.crossing import Crossing
+from osdp.parallel.output_shapes import OutputShapes
 from osdp.parallel.stage_module import INPUT, cut_to_stage
 from osdp.parallel.stand_in import Passing
 
@@ -118,6 +119,42 @@ def test_what_depends_on_another_stage_without_being_nan(kind: type[nn.Module], 
     stages = stages_of(kind().double(), "tail")
     result = run(stages, torch.randn(2, WIDTH, dtype=torch.float64))
     assert result.isfinite().all() and [p.elsewhere and p.elsewhere.found for _, p in stages] == ["", name]
+
+
+class Pair(nn.Module):
+    """Returns more than a tensor, and draws random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, 2 * WIDTH)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        y = self.inner(x + torch.rand(()))
+        return y, {"sum": y.sum(-1), "index": y.argmax(-1)}
+
+
+class Asking(Pair):
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x) if x.sum() > 0 else None
+
+
+def test_modules_of_other_stages_return_what_they_do_in_shape() -> None:
+    model = nn.Module()
+    model.pair, model.asking, model.other = Pair(), Asking(), Pair()
+    before = torch.get_rng_state()
+    shapes = OutputShapes(model)
+    passing = Passing(1, shapes=shapes)
+    passing.received = torch.zeros(3, WIDTH, dtype=torch.bfloat16)
+    given = torch.zeros(3, WIDTH, dtype=torch.bfloat16)
+    y, more = passing.nothing("pair", "pair", (given,), {})
+    assert y.shape == (3, 2 * WIDTH) and y.dtype == torch.bfloat16 and y.isnan().all()
+    assert more["sum"].shape == (3,) and more["sum"].isnan().all() and more["index"].dtype == torch.int64
+    assert shapes.of("other", (given,), {}) is shapes.of("pair", (given,), {})  # they are alike
+    for name, arguments in (("asking", (given,)), ("pair", (object(),))):  # asks for values, gets an object
+        assert passing.nothing(name, name, arguments, {}).shape == (3, WIDTH)
+    passing.captured = given  # behind the stage nothing larger
+    assert passing.nothing("pair", "pair", (given,), {}).shape == (3, WIDTH)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_what_blocks_leave_in_an_argument_is_compared() -> None:

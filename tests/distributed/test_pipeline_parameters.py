@@ -1,0 +1,280 @@
+"""Parameters of modules that a cut divides (class tokens, positions, a scale): the stage that reads one trains it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from harness import Member
+from support import plans
+from support.pair import close, naming
+from test_parallelize import STYLES, WIDTH, WORDS, Block
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+import osdp
+
+SAMPLES, PATCHES, LENGTH = 8, 4, 6
+
+
+class Vit(nn.Module):
+    """A class token before patches, positions and a scale behind all blocks; a module inside has a parameter, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = nn.Conv2d(3, WIDTH, 4, 4)
+        self.cls_token = nn.Parameter(torch.randn(1, 1, WIDTH))
+        self.positions = nn.Parameter(torch.randn(1, PATCHES + 1, WIDTH))
+        self.encoder = Encoder()
+        self.scale = nn.Parameter(torch.randn(WIDTH))
+        self.head = nn.Linear(WIDTH, WORDS)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.patch(images).flatten(2).transpose(1, 2)
+        x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], 1) + self.positions
+        return self.head(self.encoder(x)[:, 0] * self.scale)
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.randn(1, PATCHES + 1, WIDTH))
+        self.register_buffer("part", torch.tensor(0.5))
+        self.layers = nn.Sequential(*(Block() for _ in range(4)))
+        self.gain, self.norm = nn.Parameter(torch.randn(WIDTH)), nn.LayerNorm(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.layers(x + self.part * self.shift) * self.gain)
+
+
+class Gpt(nn.Module):
+    """minGPT's positions, a scale between blocks, a mask in a buffer, and a temperature behind the head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Embedding(WORDS, WIDTH)
+        self.pos_emb = nn.Parameter(torch.randn(1, LENGTH, WIDTH))
+        self.between, self.temperature = nn.Parameter(torch.randn(WIDTH)), nn.Parameter(torch.ones(()))
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
+        self.unread = nn.Parameter(torch.ones(2))
+        self.register_buffer("even", (torch.arange(LENGTH) % 2 == 0).double()[:, None])
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.token(tokens) + self.pos_emb[:, : tokens.shape[1]]
+        for i, block in enumerate(self.blocks):
+            x = block(x, self.even[: tokens.shape[1]])
+            x = x * self.between if i == 2 else x
+        return self.head(self.norm(x)).mean(1) * self.temperature
+
+
+STYLES_OF: dict[type[nn.Module], dict[str, str]] = {
+    Vit: {f"encoder.layers.*.{name}": STYLES[f"blocks.*.{name}"] for name in ("up", "down")},
+    Gpt: STYLES,
+}
+
+
+def batch(kind: type[nn.Module], step: int) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(100 + step)
+    images, tokens = torch.randn(SAMPLES, 3, 8, 8).double(), torch.randint(0, WORDS, (SAMPLES, LENGTH))
+    return (images if kind is Vit else tokens), torch.randint(0, WORDS, (SAMPLES,))
+
+
+def plan_for(model: nn.Module, tensor: int, pipeline: int, ranks: int, **asked: Any) -> osdp.ParallelPlan:
+    plan = osdp.search(
+        model,
+        (batch(Vit if isinstance(model, Vit) else Gpt, 0)[0][:2],),
+        **{
+            "memory": "8GiB",
+            "world_size": ranks,
+            "hardware": "a100-8",
+            "global_batch_size": SAMPLES,
+            "batch_size": 1,
+            "tensor_parallel": tensor,
+            "pipeline_parallel": pipeline,
+            "tp_plan": STYLES_OF[Vit if isinstance(model, Vit) else Gpt] if tensor > 1 else None,
+            "gap": 0.5,
+            **asked,
+        },
+    )
+    assert isinstance(plan, osdp.ParallelPlan)
+    return plan
+
+
+def trains(
+    me: Member,
+    kind: type[nn.Module],
+    degrees: tuple[int, int],
+    asked: dict[str, Any],
+    frozen: tuple[str, ...] = (),
+    of_stage: Any = None,
+    **options: Any,
+) -> None:
+    models = []
+    for seed in (me.rank, 0):
+        torch.manual_seed(seed)
+        models.append(kind().double())
+        for name, parameter in models[-1].named_parameters():
+            parameter.requires_grad_(name not in frozen)
+    model, whole = models
+    plan = me.once(lambda: plan_for(model, *degrees, me.world, **asked))
+    assert osdp.verify(plan) == ""
+    if of_stage is not None:
+        stages = (dataclasses.replace(s, plan=of_stage(s.plan.description)) for s in plan.stages)
+        plan = dataclasses.replace(plan, stages=tuple(stages))
+    pipe = osdp.parallelize(model, plan, nn.functional.cross_entropy, **options)
+    optimizers = [torch.optim.Adam(p, lr=0.01) for p in (pipe.parameters(), whole.parameters())]
+    size, replica = SAMPLES // plan.data_parallel, pipe.mesh["dp"].get_local_rank()
+    mine = slice(replica * size, (replica + 1) * size)
+    for step in range(3):
+        inputs, targets = batch(kind, step)
+        found = pipe.step(inputs[mine], target=targets[mine])
+        wanted = nn.functional.cross_entropy(whole(inputs), targets)
+        wanted.backward()
+        torch.testing.assert_close(found.double(), wanted.detach(), rtol=1e-6, atol=0)
+        norms = pipe.clip_grad_norm_(0.3), nn.utils.clip_grad_norm_(whole.parameters(), 0.3)
+        close(norms[0], norms[1], 1e-9, "norm")
+        for optimizer in optimizers:
+            optimizer.step(), optimizer.zero_grad()
+    own, all_of_it = pipe.module.state_dict(), whole.state_dict()
+    for name, value in own.items():
+        close(value.full_tensor() if isinstance(value, DTensor) else value, all_of_it[name], 1e-9, name)
+    held: list[Any] = [None] * me.world
+    torch.distributed.all_gather_object(held, [n for n, _ in pipe.module.named_parameters()])
+    size = me.world // plan.pipeline_parallel
+    assert sorted(n for names in held[::size] for n in names) == sorted(
+        n for n, _ in whole.named_parameters()
+    )
+
+
+def several(me: Member, kind: type[nn.Module], schedule: str) -> None:
+    for degrees in ((1, 2), (2, 2), (1, 4)):
+        with naming(str(degrees)):
+            trains(me, kind, degrees, {"schedule": schedule})
+
+
+@pytest.mark.parametrize("kind", [Vit, Gpt])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_training_is_one_processs(ranks, kind, schedule):
+    ranks(several, kind, schedule, world=4)
+
+
+def with_options(me: Member) -> None:
+    def regathered(description: Any) -> osdp.Plan:
+        return plans.recomputed(osdp.Plan.uniform(description, "FULL_SHARD"), "regather")
+
+    def hybrid(description: Any) -> osdp.Plan:
+        return osdp.Plan.uniform(description, "HYBRID_SHARD")
+
+    frozen = ("cls_token", "encoder.gain", "pos_emb", "temperature")
+    for kind in (Vit, Gpt):
+        cases: dict[str, tuple[tuple[int, int], Any, tuple[str, ...], dict[str, Any]]] = {
+            "frozen": ((1, 2), None, frozen, {}),
+            "DTensors": ((1, 2), regathered, (), {"dtensor_parameters": True}),
+            "slices, offloaded": ((2, 2), lambda d: plans.in_slices(d, "in"), (), {"cpu_offload": True}),
+            "a mixture": ((1, 2), lambda d: plans.mixture(d, 3), (), {}),
+        }
+        for name, (degrees, of_stage, fixed, options) in cases.items():
+            with naming(f"{kind.__name__}: {name}"):
+                trains(me, kind, degrees, {}, fixed, of_stage, **options)
+    with naming("HYBRID_SHARD"):
+        trains(me, Vit, (1, 1), {"hosts": 2}, (), hybrid)
+
+
+def test_frozen_parameters_modes_and_options_of_fully_shard(ranks):
+    ranks(with_options, world=4)
+
+
+def saved(me: Member, folder: str) -> None:
+    """One checkpoint of all stages, which other degrees and a model on the meta device load."""
+
+    def made(seed: int, *degrees: int, meta: bool = False) -> tuple[osdp.Pipeline, torch.optim.Optimizer]:
+        torch.manual_seed(seed)
+        with torch.device("meta" if meta else "cpu"):
+            model = Vit().double()
+        plan = me.once(lambda: plan_for(Vit().double(), *degrees, me.world))
+        options = {"initialise": False} if meta else {}
+        pipe = osdp.parallelize(model, plan, nn.functional.cross_entropy, **options)
+        return pipe, torch.optim.Adam(pipe.parameters(), lr=0.01)
+
+    def step(pipe: osdp.Pipeline, optimizer: torch.optim.Optimizer, number: int) -> None:
+        inputs, targets = batch(Vit, number)
+        size, replica = SAMPLES // pipe.plan.data_parallel, pipe.mesh["dp"].get_local_rank()
+        mine = slice(replica * size, (replica + 1) * size)
+        pipe.step(inputs[mine], target=targets[mine])
+        optimizer.step(), optimizer.zero_grad()
+
+    source = made(0, 1, 2)
+    step(*source, 0)
+    osdp.save(source[0].module, source[1], folder)
+    step(*source, 1)
+    torch.manual_seed(0)
+    whole = Vit().double()
+    optimizer = torch.optim.Adam(whole.parameters(), lr=0.01)
+    for number in (0, 1):
+        inputs, targets = batch(Vit, number)
+        nn.functional.cross_entropy(whole(inputs), targets).backward()
+        optimizer.step(), optimizer.zero_grad()
+    for name, target in {
+        "the same": source,
+        "four stages": made(3, 1, 4),
+        "tensor parallelism": made(3, 2, 2),
+        "without values": made(3, 1, 2, meta=True),
+    }.items():
+        with naming(name):
+            osdp.load(target[0].module, target[1], folder)
+            step(*target, 1)
+            values = whole.state_dict()
+            for n, value in target[0].module.state_dict().items():
+                close(value.full_tensor() if isinstance(value, DTensor) else value, values[n], 1e-9, n)
+
+
+def test_checkpoints(ranks, tmp_path):
+    ranks(saved, str(tmp_path / "checkpoint"), world=4)
+
+
+class Kept(Gpt):
+    """What positions were made to is used again by another stage."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        positions = torch.tanh(self.pos_emb)
+        x = self.token(tokens) + positions
+        for block in self.blocks:
+            x = block(x, self.even)
+        return self.head(self.norm(x + torch.nan_to_num(positions))).mean(1) * self.temperature
+
+
+class Twice(Gpt):
+    """`between` is read before the first block and behind the last one."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.token(tokens) * self.between
+        for block in self.blocks:
+            x = block(x, self.even)
+        return self.head(self.norm(x * self.between)).mean(1)
+
+
+def refused(me: Member) -> None:
+    torch.manual_seed(0)
+    with pytest.raises(osdp.InvalidProblemError, match="into 3 parts, since between is read in several"):
+        plan_for(Twice().double(), 1, 4, me.world)
+    kept = Kept().double()
+    pipe = osdp.parallelize(
+        kept, me.once(lambda: plan_for(kept, 1, 2, me.world)), nn.functional.cross_entropy
+    )
+    inputs, targets = batch(Gpt, 0)
+    with pytest.raises(osdp.ShardingError, match="depends on 'pos_emb', which is in another stage"):
+        pipe.step(inputs[:4], target=targets[:4])
+    # A plan of a model that reads it once: the other stage notices in the first step.
+    twice = Twice().double()
+    pipe = osdp.parallelize(
+        twice, me.once(lambda: plan_for(Gpt().double(), 1, 2, me.world)), nn.functional.cross_entropy
+    )
+    with pytest.raises(osdp.ShardingError, match="depends on 'between', which is in another stage"):
+        pipe.step(inputs[:4], target=targets[:4])
+
+
+def test_what_two_stages_read_is_refused_by_name(ranks):
+    ranks(refused, world=4)

@@ -94,6 +94,8 @@ TreeWatch& tree_watch() {
 }
 
 void CallHook::before(const py::object&, const py::tuple& args, const py::dict& kwargs) {
+  // First, since another parameter that was registered is there for good, and not for this call.
+  if (!runtime->in_pass() && !runtime->full_params().summoned()) look_at_changed_tree();
   for (const Held& h : held) check_other(h);
   if (!whole.empty() && in_transform())
     for (const Held& h : whole) check_other(h);
@@ -142,10 +144,11 @@ void CallHook::look_at_tree() const {
     const uint64_t calls = runtime->count_root_call();
     due = calls <= kFirstLooks || calls % kLookEvery == 0;
   }
-  if (runtime->tree_changed(tree_watch().registrations))
-    tree_watch().look(runtime, "registered");
-  else if (due)
-    tree_watch().look(runtime, "");
+  if (due) tree_watch().look(runtime, "");
+}
+
+void CallHook::look_at_changed_tree() const {
+  if (runtime->tree_changed(tree_watch().registrations)) tree_watch().look(runtime, "registered");
 }
 
 void CallHook::warn_of_autocast() {

@@ -40,6 +40,7 @@ struct CallHook {
 
  private:
   void look_at_tree() const;
+  void look_at_changed_tree() const;
   void warn_of_autocast();
   void check_other(const Held& h) const;
   void refuse_fake(const std::vector<at::Tensor>& tensors, const char* what) const;

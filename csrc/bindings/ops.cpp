@@ -2,6 +2,7 @@
 // nn.Linear, nn.Embedding and convolutions.
 #include <ATen/ATen.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <sstream>
@@ -77,6 +78,18 @@ void refuse_transforms(const char* op) {
       " cannot be transformed by torch.func; give the operator granularity 1 in the plan");
 }
 
+// `register_hook` after fully_shard; before it, the weight is never described as one that can be in slices.
+void refuse_hooks(const at::Tensor& weight) {
+  if (!at::GradMode::is_enabled() || !weight.requires_grad() || torch::autograd::impl::hooks(weight).empty())
+    return;
+  const py::object hooks = py::cast(weight).attr("_backward_hooks");
+  OSDP_CHECK(hooks.is_none() || py::len(hooks) == 0, Sharding,
+             "OSDP: a weight that is computed in slices (this rank's part of it is ", weight.sizes(),
+             ") has a hook on its gradient (register_hook), which is never there as a whole. Give the "
+             "operator granularity 1 in the plan, or use register_post_accumulate_grad_hook, which sees this "
+             "rank's part of the mean.");
+}
+
 // What torch.func.functional_call has put in the place of a parameter of the module for this call.
 // `parameters`: the module's `_parameters`, or None.
 struct Replaceable {
@@ -134,6 +147,7 @@ struct SplitCall {
                                         : weight_of_call.whole({out_features, in_features});
     const at::Tensor other = bias_of_call.other();
     const std::optional<at::Tensor> added = other.defined() ? other : bias;
+    if (!given.defined()) refuse_hooks(weight);
     const py::gil_scoped_release no_gil;
     if (given.defined()) return at::linear(input, transposed ? given.t() : given, added);
     refuse_transforms("osdp::split_linear");
@@ -171,6 +185,7 @@ struct SplitLookUp {
 
   at::Tensor operator()(const at::Tensor& input) const {
     const at::Tensor given = weight_of_call.whole({rows, columns});
+    if (!given.defined()) refuse_hooks(weight);
     const py::gil_scoped_release no_gil;
     if (given.defined()) return at::embedding(given, input, padding_idx);
     refuse_transforms("osdp::split_embedding");
@@ -214,6 +229,7 @@ struct SplitConvolution {
     const at::Tensor given = weight_of_call.whole(convolution.weight);
     const at::Tensor other = bias_of_call.other();
     const std::optional<at::Tensor> added = other.defined() ? other : bias;
+    if (!given.defined()) refuse_hooks(weight);
     const py::gil_scoped_release no_gil;
     const auto dimensions = static_cast<int64_t>(convolution.weight.size());
     TORCH_CHECK(input.dim() == dimensions || input.dim() == dimensions - 1, "a convolution with weight ",

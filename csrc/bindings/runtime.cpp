@@ -190,13 +190,19 @@ void bind_runtime(py::module_& m) {
       .def_property("part", &rt::Runtime::part, &rt::Runtime::set_part)
       .def(
           "unreduced",
-          [](rt::Runtime& runtime) -> std::optional<int64_t> {
-            const rt::Parameter* found = runtime.backward().unreduced();
+          [](rt::Runtime& runtime, const std::vector<int64_t>& among) -> std::optional<int64_t> {
+            std::vector<const rt::Parameter*> params;
+            for (const int64_t index : among) params.push_back(&runtime.parameter(index));
+            const rt::Parameter* found = runtime.backward().unreduced(params);
             return found ? std::optional(static_cast<int64_t>(found->index())) : std::nullopt;
           },
-          "Index of the first parameter with a gradient kept under no_sync that was neither reduced nor "
-          "dropped "
-          "since; None: none.")
+          py::arg("among"),
+          "Index of the first of these parameters with a gradient kept under no_sync that was neither "
+          "reduced "
+          "nor dropped since; None: none.")
+      .def_property_readonly(
+          "kept_unreduced", [](rt::Runtime& runtime) { return runtime.backward().kept_unreduced(); },
+          "Whether the last backward kept gradients under no_sync.")
       .def(
           "pieces", [](rt::Runtime& runtime, int64_t param) { return runtime.parameter(param).pieces(); },
           py::arg("param"), "The blocks of the full tensor that this rank holds.")

@@ -133,7 +133,9 @@ void Runtime::regroup(const std::vector<UnitSpec>& units) {
   OSDP_CHECK(!in_pass() && !full_params_.shows_any(), Sharding, "OSDP: ", step_.me(),
              ": the model's units cannot change inside a forward, backward or summon_full_params");
   backward_.await_end();
-  const Parameter* kept = backward_.unreduced();
+  std::vector<const Parameter*> all;
+  for (const auto& p : shards_.params()) all.push_back(p.get());
+  const Parameter* kept = backward_.unreduced(all);
   OSDP_CHECK(!kept, Sharding, "OSDP: ", step_.me(), ": the model's units cannot change while parameter '",
              kept->name(), "' has a gradient that was kept under no_sync: call zero_grad() first");
   let_go(/*trained=*/false);

@@ -524,9 +524,11 @@ class Runtime:
         """
         Turns the gradient hooks off, after fully_shard has failed and the model was restored.
         """
-    def unreduced(self) -> int | None:
+    def unreduced(
+        self, among: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
+    ) -> int | None:
         """
-        Index of the first parameter with a gradient kept under no_sync that was neither reduced nor dropped since; None: none.
+        Index of the first of these parameters with a gradient kept under no_sync that was neither reduced nor dropped since; None: none.
         """
     def unshard(
         self, params: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], wait: bool
@@ -560,6 +562,11 @@ class Runtime:
     def in_pass(self) -> bool:
         """
         Whether a call of the model or a backward is in progress.
+        """
+    @property
+    def kept_unreduced(self) -> bool:
+        """
+        Whether the last backward kept gradients under no_sync.
         """
     @property
     def prefetch(self) -> int: ...

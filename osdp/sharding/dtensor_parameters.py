@@ -165,7 +165,9 @@ def _gradient(parameter: Tensor) -> Any:
         gradient = parameter.grad
         if gradient is None or record is None or gradient.shape != record.rows_shape:
             return gradient
-    return record.wrap(gradient)
+    shown = record.wrap(gradient)
+    _C.Runtime.share_version(shown, gradient)  # zeroing it under no_sync drops the gradient that is kept
+    return shown
 
 
 def _assign(setter: Any, parameter: Tensor, value: Any) -> None:

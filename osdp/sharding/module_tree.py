@@ -206,12 +206,22 @@ class Tree:
                         f"was only this rank's part, {list(parameter.shape)} of {list(whole)}: do "
                         "this before fully_shard"
                     )
+                elif now is not None and now.shape != whole and (other := self._sharded_name(now)):
+                    yield (
+                        f"{name!r} was tied to {other!r} after fully_shard, by whose plan each is gathered at its own "
+                        "calls: tie them before fully_shard"
+                    )
                 elif now is not None and now.shape == parameter.shape != whole:
                     yield (
                         f"{name!r} was replaced by a parameter with the shape of this rank's part, "
                         f"{list(now.shape)}, but the full shape is {list(whole)}. Replace it with one "
                         "of the full shape, or before fully_shard"
                     )
+
+    def _sharded_name(self, parameter: Tensor) -> str | None:
+        if not self.is_sharded(parameter):
+            return None
+        return next((n for n, i in self.sharded.index.items() if i == self.index[id(parameter)]), "another")
 
     def _full_shape(self, parameter: nn.Parameter) -> torch.Size:
         return torch.Size(self.sharded.runtime.full_shape(self.index[id(parameter)]))

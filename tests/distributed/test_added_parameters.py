@@ -275,7 +275,14 @@ def refused(me: Member) -> None:
     with pytest.raises(osdp.ShardingError, match=r"'0' .* its bias was replaced"):
         model(x)
 
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    osdp.fully_shard(model, plans.apart(osdp.Plan.uniform(describe_once(model, x))), me.group)
+    model[1].weight = model[0].weight
+    with pytest.raises(osdp.ShardingError, match=r"'1\.weight' was tied to '0\.weight' after fully_shard"):
+        model(x)
 
+
+@pytest.mark.outcome("parameters of a plan that are tied after `fully_shard`", osdp.ShardingError)
 @pytest.mark.outcome("a parameter written to `module._parameters` directly", osdp.ShardingError)
 @pytest.mark.outcome("a parameter created in a forward", osdp.ShardingError)
 @pytest.mark.outcome(

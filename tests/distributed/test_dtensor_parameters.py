@@ -240,6 +240,23 @@ def asked_for(me: Member) -> None:
         close(p.grad.full_tensor(), q.grad, 1e-9, "the step after it")
 
 
+def dropped(me: Member) -> None:
+    """`zero_grad` under no_sync, where a gradient is a DTensor around this rank's zeros."""
+    for set_to_none in (True, False):
+        model, whole = sharded(me), net()
+        for m, part in ((model, lambda x: me.part(x)), (whole, lambda x: x)):
+            with osdp.no_sync(model):
+                m(part(batch(me, 0))).square().mean().backward()
+            m.zero_grad(set_to_none)
+            m(part(batch(me, 1))).square().mean().backward()
+        for p, q in zip(model.parameters(), whole.parameters(), strict=True):
+            close(p.grad.full_tensor(), q.grad, 1e-9, f"set_to_none={set_to_none}")
+
+
+def test_gradients_that_are_dropped_under_no_sync(ranks):
+    ranks(dropped, world=2)
+
+
 @pytest.mark.outcome(
     "`torch.autograd.grad(loss, model.parameters())`, of parameters that are DTensors too", osdp.ShardingError
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -107,6 +109,51 @@ def stepped_in_no_sync(me: Member) -> None:
 )
 def test_a_step_with_gradients_of_no_sync(ranks):
     ranks(stepped_in_no_sync, world=2)
+
+
+def kept_and_changed(me: Member) -> None:
+    """Between micro-batches: gradients are dropped in any way, or scaled, which zeros that stand for them do not show."""
+
+    def each(change: Callable[[nn.Parameter], object]) -> Callable[[nn.Module], object]:
+        return lambda model: [change(p) for p in model.parameters()]
+
+    dropped = {
+        "zero_grad(False)": lambda m: m.zero_grad(set_to_none=False),
+        "zero_()": each(lambda p: p.grad.zero_()),
+        "other zeros": each(lambda p: setattr(p, "grad", torch.zeros_like(p.grad))),
+    }
+    changed = {
+        "scaled": each(lambda p: p.grad.mul_(0.5)),
+        "others": each(lambda p: setattr(p, "grad", p.grad * 0.5)),
+        "clipped": lambda m: nn.utils.clip_grad_norm_(m.parameters(), 1e9),
+    }
+    for name, plan in (p for p in PLANS.items() if p[0] != "NO_SHARD"):
+        for what, change in (dropped | changed).items():
+            with naming(f"{name}, {what}"):
+                pair = pair_of(me, plan)
+                for step in range(2):  # in the second .grad begins with zeros
+                    with osdp.no_sync(pair.sharded):
+                        pair.backward(pair.data(step))
+                    change(pair.whole), change(pair.sharded)
+                    if what in changed:
+                        torch.optim.SGD([torch.ones(1, requires_grad=True)]).step()  # not of this model
+                        with pytest.raises(
+                            osdp.ShardingError, match="was changed between a backward under no_sync"
+                        ):
+                            pair.backward(pair.data(step, 1))
+                        pair.whole.zero_grad(), pair.sharded.zero_grad()
+                    pair.backward(pair.data(step, 1))
+                    pair.same_gradients()
+                    pair.update(set_to_none=False)
+
+
+@pytest.mark.outcome(
+    "gradients that are scaled or clipped between a `no_sync` backward and the one that reduces",
+    osdp.ShardingError,
+)
+@pytest.mark.outcome("`zero_grad` between them, in any way", "equal")
+def test_gradients_of_no_sync_that_are_changed(ranks):
+    ranks(kept_and_changed, world=2)
 
 
 def graded(me: Member) -> None:

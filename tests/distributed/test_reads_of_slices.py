@@ -80,6 +80,33 @@ def test_its_values_are_refused(ranks):
     ranks(refused, world=2)
 
 
+def hooked(me: Member) -> None:
+    for layer, shape, split in (
+        (nn.Linear(4, 8), (2, 4), "out"),
+        (nn.Linear(4, 8), (2, 4), "in"),
+        (nn.Conv1d(4, 8, 3), (2, 4, 5), "out"),
+        (nn.Embedding(8, 4), (2, 3), "in"),
+    ):
+        with naming(f"{layer} along {split}"):
+            x = torch.ones(shape, dtype=torch.long if type(layer) is nn.Embedding else None)
+            model = nn.Sequential(layer)
+            choice = osdp.Choice("FULL_SHARD", granularity=2, split=split)
+            plan = osdp.Plan.uniform(describe_once(model, x)).replace({"0": choice})
+            osdp.fully_shard(model, plan, me.group)
+            handle = layer.weight.register_hook(lambda gradient: gradient * 2)
+            with pytest.raises(osdp.ShardingError, match=r"in slices .* has a hook on its gradient"):
+                model(x)
+            with torch.no_grad():
+                model(x)
+            handle.remove()
+            model(x).sum().backward()
+
+
+@pytest.mark.outcome("`register_hook` on a weight in slices, after `fully_shard`", osdp.ShardingError)
+def test_hooks_of_its_gradient_are_refused(ranks):
+    ranks(hooked, world=2)
+
+
 def told(me: Member) -> None:
     seen: list[tuple[torch.Size, torch.dtype]] = []
     for precision in ("fp32", "bf16"):

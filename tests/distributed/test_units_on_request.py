@@ -319,6 +319,7 @@ def sync_of_a_part(me: Member) -> None:
     ours[0].set_requires_gradient_sync(True)
     micro_batch(ours, inputs(me, 1))
     assert count.since()[1] == 1
+    torch.optim.SGD(ours[0].parameters(), lr=0.0).step()  # all its gradients are averaged
     with pytest.raises(osdp.ShardingError, match=r"set_requires_gradient_sync\(False\)"):
         optimizer.step()
     optimizer.zero_grad()

@@ -279,10 +279,10 @@ void BackwardPass::leave() {
   views_.drop_copies();
 }
 
-Parameter* BackwardPass::unreduced() const {
+Parameter* BackwardPass::unreduced(const std::vector<const Parameter*>& among) const {
   if (!kept_unreduced_) return nullptr;
-  if (Parameter* kept = units_.unreduced()) return kept;
-  return buckets_.unreduced();
+  if (Parameter* kept = units_.unreduced(among)) return kept;
+  return buckets_.unreduced(among);
 }
 
 void BackwardPass::await_end() {

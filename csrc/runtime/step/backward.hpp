@@ -60,9 +60,10 @@ class BackwardPass {
   // nodes that accumulate what torch.autograd.grad is to return): Note [Gradients that are asked for].
   void check_asked(const std::function<bool(torch::autograd::Node*)>& wanted) const;
 
-  // The first parameter with a gradient kept under no_sync that has been neither reduced nor dropped since;
-  // null: none.
-  Parameter* unreduced() const;
+  // Whether the last backward kept gradients under no_sync. The first of `among` with such a gradient that
+  // has been neither reduced nor dropped since; null: none.
+  bool kept_unreduced() const { return kept_unreduced_; }
+  Parameter* unreduced(const std::vector<const Parameter*>& among) const;
 
  private:
   void leave();  // the pass has ended: parameters are as they are between passes

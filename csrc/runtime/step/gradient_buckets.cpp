@@ -237,12 +237,12 @@ void GradientBuckets::wait_all() {
   works_.clear();
 }
 
-Parameter* GradientBuckets::unreduced() const {
-  for (const Bucket& bucket : buckets_)
-    for (const auto& item : bucket.items) {
-      const at::Tensor gradient = item->dirty ? item->gradient() : at::Tensor();
-      if (gradient.defined() && gradient.any().item<bool>()) return item->param;
-    }
+Parameter* GradientBuckets::unreduced(const std::vector<const Parameter*>& among) const {
+  for (const Parameter* param : among) {
+    const Item* item = item_of(*param);
+    const at::Tensor gradient = item && item->dirty ? item->gradient() : at::Tensor();
+    if (gradient.defined() && gradient.any().item<bool>()) return item->param;
+  }
   return nullptr;
 }
 

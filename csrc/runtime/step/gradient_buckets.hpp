@@ -55,8 +55,8 @@ class GradientBuckets {
   void flush();
   void wait_all();
   bool launched() const { return !works_.empty(); }  // since the last wait_all()
-  // A parameter whose gradient this rank has not averaged yet; null: none.
-  Parameter* unreduced() const;
+  // The first of `among` whose gradient this rank has not averaged yet; null: none.
+  Parameter* unreduced(const std::vector<const Parameter*>& among) const;
   void forget();  // after an exception: waits for reductions in flight, ignores their errors, and empties the
                   // buckets
 

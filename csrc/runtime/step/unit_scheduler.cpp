@@ -412,12 +412,16 @@ void UnitScheduler::wait_reductions() {
 // the parameter gets a .grad (zeros if it had none) as a placeholder, whose version is recorded. If the
 // placeholder has been set to None or zeroed by the time the parameter shows its full shape again, the kept
 // gradient is dropped too. Any other change would have to be applied to the kept gradient as well, and is
-// refused.
+// refused. A placeholder of zeros that is scaled is zeros again: so they are -0.0, which zeroing alone makes
+// 0.
 void UnitScheduler::end_backward() {
   backward_order_.end();
+  std::vector<Parameter*> kept;
   for (const auto& unit : shards_.units())
     for (Slot& slot : unit->slots)
-      if (slot.gradient.kept()) slot.owner().note_gradient();
+      if (slot.gradient.kept()) kept.push_back(&slot.owner());
+  for (Parameter* p : kept) p->mark_gradient();
+  for (Parameter* p : kept) p->note_gradient();
 }
 
 void UnitScheduler::abort() {
@@ -465,10 +469,12 @@ void UnitScheduler::slice_gradient_arrived(Unit& slice, at::Tensor gradient) {
   reduce_or_keep(slice);
 }
 
-Parameter* UnitScheduler::unreduced() const {
+Parameter* UnitScheduler::unreduced(const std::vector<const Parameter*>& among) const {
   for (const auto& unit : shards_.units())
     for (Slot& slot : unit->slots)
-      if (slot.gradient.kept() && !slot.owner().gradient_dropped()) return &slot.owner();
+      if (slot.gradient.kept() && std::ranges::find(among, &slot.owner()) != among.end() &&
+          !slot.owner().gradient_dropped())
+        return &slot.owner();
   return nullptr;
 }
 

@@ -109,9 +109,9 @@ class UnitScheduler {
   void let_go(bool trained);
   bool any_stays() const;
 
-  // A parameter with a gradient kept under no_sync that has been neither reduced nor dropped since; null:
-  // none.
-  Parameter* unreduced() const;
+  // The first of `among` with a gradient kept under no_sync that has been neither reduced nor dropped since;
+  // null: none.
+  Parameter* unreduced(const std::vector<const Parameter*>& among) const;
   // The host waits for the copies of Note [Shards in host memory].
   void await_host_memory();
   void give_back_idle_memory();

@@ -175,16 +175,34 @@ at::Tensor& Parameter::ensure_local_grad() {
   return grad;
 }
 
-void Parameter::note_gradient() { noted_version_ = static_cast<int64_t>(ensure_local_grad()._version()); }
+bool Parameter::gradient_as_noted() {
+  return noted_gradient_._unsafe_get_target() == local_grad().unsafeGetTensorImpl() &&
+         static_cast<int64_t>(local_grad()._version()) == noted_version_;
+}
+
+void Parameter::mark_gradient() {
+  at::Tensor& gradient = local_grad();
+  if (!gradient.defined())
+    gradient = at::full(local_sizes_, -0.0, home_options());
+  else if (!gradient_as_noted())
+    gradient.masked_fill_(gradient == 0, -0.0);
+}
+
+void Parameter::note_gradient() {
+  const at::Tensor& gradient = local_grad();
+  noted_gradient_ = WeakTensor(gradient.getIntrusivePtr());
+  noted_version_ = static_cast<int64_t>(gradient._version());
+}
 
 bool Parameter::gradient_dropped() {
   const at::Tensor& gradient = local_grad();
   if (!gradient.defined()) return true;
-  if (static_cast<int64_t>(gradient._version()) == noted_version_) return false;
-  OSDP_CHECK(!gradient.any().item<bool>(), Sharding, "OSDP: the gradient of parameter '", name_,
+  if (gradient_as_noted()) return false;
+  const at::Tensor values = gradient.is_complex() ? at::view_as_real(gradient) : gradient;
+  OSDP_CHECK(!at::logical_or(values != 0, at::signbit(values)).any().item<bool>(), Sharding,
+             "OSDP: the gradient of parameter '", name_,
              "' was changed between a backward under no_sync and the one that reduces. Clip or scale "
-             "gradients after "
-             "the last micro-batch's backward, outside of no_sync.");
+             "gradients after the last micro-batch's backward, outside of no_sync.");
   return true;
 }
 

@@ -104,9 +104,11 @@ class Parameter {
   // local_grad(), created with zeros if undefined.
   at::Tensor& ensure_local_grad();
 
-  // note_gradient records the version of the local gradient (created with zeros if undefined).
+  // mark_gradient makes zeros of the local gradient -0.0, creating it if undefined; note_gradient records it
+  // and its version, which gradients of one buffer share: all are marked before one is noted.
   // gradient_dropped returns whether the gradient has since been set to None or zeroed, and throws if it was
   // changed otherwise. See Note [Gradients kept under no_sync].
+  void mark_gradient();
   void note_gradient();
   bool gradient_dropped();
 
@@ -199,11 +201,15 @@ class Parameter {
   bool replaced() const { return shows_unsharded_ && shown_ != tensor_.storage().unsafeGetStorageImpl(); }
 
   bool same_rows() const;
+  bool gradient_as_noted();
 
   const c10::StorageImpl* shown_ = nullptr;
-  at::Tensor unreadable_;       // what a split weight shows while unsharded; undefined: what it is
-  at::Tensor aside_;            // the local tensor, while unsharded or read-only
-  at::Tensor aside_grad_;       // and its gradient
+  at::Tensor unreadable_;  // what a split weight shows while unsharded; undefined: what it is
+  at::Tensor aside_;       // the local tensor, while unsharded or read-only
+  at::Tensor aside_grad_;  // and its gradient
+  // Weak: a gradient that was dropped keeps no memory.
+  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  WeakTensor noted_gradient_{c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()};
   int64_t noted_version_ = -1;  // of the gradient
   int64_t noted_ = 0;           // version of the parameter
   std::unique_ptr<torch::autograd::PostAccumulateGradHook> hidden_hooks_;

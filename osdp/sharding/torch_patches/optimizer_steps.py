@@ -59,11 +59,12 @@ def _then_refuse(optimizer: Optimizer, closure: Callable[[], Any]) -> Callable[[
 
 
 def _refuse_unreduced(optimizer: Optimizer) -> None:
-    for model, sharded in sharded_models():
-        index = sharded.runtime.unreduced()
-        if index is None:  # the usual case; parameters are searched only to report an error
+    for _, sharded in sharded_models():
+        if not sharded.runtime.kept_unreduced:  # the usual case
             continue
-        if _steps(optimizer, model):
+        stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        index = sharded.runtime.unreduced([i for i, p in enumerate(sharded.tree.known) if id(p) in stepped])
+        if index is not None:
             raise ShardingError(
                 f"{sharded.runtime.rank_name}: {type(optimizer).__name__}.step() was called with "
                 "gradients that set_requires_gradient_sync(False) or osdp.no_sync kept and no backward has averaged "

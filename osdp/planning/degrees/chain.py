@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from osdp.base.names import modules_around
+from osdp.base.names import is_in, modules_around
 from osdp.description.model_description import ModelDescription, Operator
 from osdp.errors import InvalidProblemError
 from osdp.planning.degrees.divided_operators import (
     block_of,
     blocks_of,
     divided,
-    holds_several,
+    is_end,
     is_part,
     is_unread,
     merged,
@@ -88,31 +89,36 @@ class Chain:
 
 
 def for_stages(d: ModelDescription) -> ModelDescription:
-    """The description with operators of modules that are cut in parts, and with what a module around all blocks computes
-    itself behind them, where forward ends. Where it stood before them, its work counts what they save, which it does not
-    hold itself."""
+    """The description with operators of modules that are cut in parts, and with what a module around several blocks computes
+    itself behind them, where its forward ends."""
     d = divided(d)
-    around = [
-        i
-        for i, o in enumerate(d.operators)
-        if blocks_of(d)
-        and block_of(d, o) is None
-        and not o.parameters
-        and o.name == ""
-        and i + 1 < len(d.operators)
-    ]
-    if not around:
-        return d
-    at = around[0]
-    end, passed = d.operators[at], d.operators[at + 1 :]
-    per_sample = sum(o.saved_bytes_per_sample for o in passed)
-    fixed = sum(o.saved_bytes_fixed for o in passed)
-    moved = dataclasses.replace(
-        end,
-        **{name: max(0, getattr(end, name) - per_sample) for name in WORK},
-        **{name: max(0, getattr(end, name) - fixed) for name in WORK_FIXED},
-    )
-    return dataclasses.replace(d, operators=(*d.operators[:at], *passed, moved))
+    ends = [o.name for o in d.operators if is_end(d, o)] if blocks_of(d) else []
+    for name in sorted(ends, key=lambda n: -len(list(modules_around(n)))):
+        d = _with_end_last(d, name)
+    return d
+
+
+def _with_end_last(d: ModelDescription, name: str) -> ModelDescription:
+    """With what the module computes behind all inside it. Where it stood before them, its work counts what they save, which
+    it does not hold itself, and theirs is beside what it saves."""
+    at = next(i for i, o in enumerate(d.operators) if o.name == name and is_end(d, o))
+    last = max(i for i, o in enumerate(d.operators) if is_in(o.name, name))
+    end, passed = d.operators[at], d.operators[at + 1 : last + 1]
+    held = [end.saved_bytes_per_sample, end.saved_bytes_fixed]
+    theirs = [sum(o.saved_bytes_per_sample for o in passed), sum(o.saved_bytes_fixed for o in passed)]
+    moved = _with_work(end, [-n for n in theirs])
+    passed = tuple(o if is_part(o) else _with_work(o, held) for o in passed)
+    return dataclasses.replace(d, operators=(*d.operators[:at], *passed, moved, *d.operators[last + 1 :]))
+
+
+def _with_work(o: Operator, more: Sequence[int]) -> Operator:
+    """`more`: of each sample, and always."""
+    changes = {
+        name: max(0, getattr(o, name) + n)
+        for names, n in zip((WORK, WORK_FIXED), more, strict=True)
+        for name in names
+    }
+    return dataclasses.replace(o, **changes)
 
 
 def _joined(d: ModelDescription, links: tuple[Link, ...]) -> tuple[tuple[Link, ...], str]:
@@ -155,18 +161,13 @@ def _joined(d: ModelDescription, links: tuple[Link, ...]) -> tuple[tuple[Link, .
 
 
 def _links(d: ModelDescription) -> tuple[Link, ...]:
-    around = {
-        o.name
-        for o in d.operators
-        if block_of(d, o) is None and not o.parameters and holds_several(d, o.name)
-    }
     groups: list[tuple[str, list[int]]] = []
     ends: list[int] = []  # of the last link
     waiting: list[int] = []  # operators without parameters before their link
     has_blocks, seen_block, previous = bool(blocks_of(d)), False, None
     for i, o in enumerate(d.operators):
         block = block_of(d, o)
-        if o.name in around and not o.parameters:
+        if is_end(d, o):
             ends.append(i)
         elif block is not None:
             if previous != block:
@@ -181,7 +182,7 @@ def _links(d: ModelDescription) -> tuple[Link, ...]:
         else:
             groups.append((o.name, [*waiting, i]))
             waiting = []
-        if o.name not in around and not is_part(o) and not is_unread(d, o):
+        if not is_end(d, o) and not is_part(o) and not is_unread(d, o):
             previous = block
     if not groups:
         groups.append((d.name, []))

@@ -35,18 +35,23 @@ def holds_several(d: ModelDescription, module: str) -> bool:
     return sum(is_in(b, module) and b != module for b in blocks_of(d)) > 1 or module == ""
 
 
-def spans_of(operators: Sequence[Operator]) -> dict[str, tuple[int, int]]:
+def is_end(d: ModelDescription, o: Operator) -> bool:
+    """Whether it is what a module around several blocks computes itself, which stands where its forward ends."""
+    return not o.parameters and block_of(d, o) is None and holds_several(d, o.name)
+
+
+def _spans(d: ModelDescription) -> dict[str, tuple[int, int]]:
     """By module: the first and the last of its operators that were called."""
     spans: dict[str, tuple[int, int]] = {}
-    for i, o in enumerate(operators):
-        for name in modules_around(o.name) if o.traced else ():
+    for i, o in enumerate(d.operators):
+        for name in modules_around(o.name) if o.traced and not is_end(d, o) else ():
             spans[name] = (spans.get(name, (i, i))[0], i)
     return spans
 
 
 def place_finder(d: ModelDescription) -> Callable[[Read], int]:
     """The position of the operator behind which a read is; -1: before all."""
-    spans = spans_of(d.operators)
+    spans = _spans(d)
     owners = {o.name: i for i, o in enumerate(d.operators) if o.parameters and not holds_several(d, o.name)}
 
     def place(read: Read) -> int:

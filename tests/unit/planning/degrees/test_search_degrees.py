@@ -311,7 +311,11 @@ def test_the_loss_around_all_blocks_stands_at_the_end() -> None:
     saved = sum(o.saved_bytes_per_sample for o in model.operators[1:])
     loss = operator("", "GPT", {}, saved=100, work=saved + 70)
     model = dataclasses.replace(model, operators=(model.operators[0], loss, *model.operators[1:]))
-    last = for_stages(model).operators[-1]
+    first, *others, last = for_stages(model).operators
+    assert first == model.operators[0]
+    # In the description theirs is beside what the loss saves at the end.
+    now = [o.work_bytes_per_sample - 100 for o in others]
+    assert now == [o.work_bytes_per_sample for o in model.operators[2:]]
     assert (last.name, last.saved_bytes_per_sample, last.work_bytes_per_sample) == ("", 100, 70)
     assert for_stages(gpt(2, 64)) == gpt(2, 64)
     plan = searched(model, memory="16MiB", pipeline_parallel=2)

@@ -22,6 +22,7 @@ from osdp.parallel.split_outputs import SplitOutputs
 from osdp.parallel.stage import Stage
 from osdp.parallel.stage_module import check_entries, cut_to_stage
 from osdp.parallel.tensor_styles import check_styles, parallelize_stage
+from osdp.parallel.whole_parameters import whole_parameters
 from osdp.plan.parallel_plan import ParallelPlan
 from osdp.ranks.rank_group import Together
 from osdp.sharding.fully_shard import fully_shard as shard_by_plan
@@ -90,6 +91,7 @@ def parallelize(
             divided = parallelize_stage(model, plan.description, plan.tp_plan, tp_plan, mesh["tp"])
             groups = {o.name: o.output_groups for o in plan.description.operators if o.output_groups}
             passing.cuts = SplitOutputs(divided, groups)
+            passing.whole = whole_parameters(model)
         fully_shard(model, plan.stages[stage].plan, device_mesh=mesh["dp"], **options)
     except BaseException:
         was.put_back()

@@ -17,6 +17,7 @@ from osdp.parallel.ending import end_of_pipeline
 from osdp.parallel.stage_module import INPUT
 from osdp.parallel.stand_in import Passing
 from osdp.parallel.tensor_styles import why_not_cut
+from osdp.parallel.whole_parameters import gradients_apart
 from osdp.plan.parallel_plan import ParallelPlan
 
 
@@ -66,9 +67,9 @@ class Pipeline:
 
         Raises InvalidProblemError for another number of samples, and in the first step, on all ranks of the pipeline,
         ShardingError if forward passes more between stages than one tensor, cuts the output of a column-wise linear in
-        parts, views it in as many groups as one process, or draws other random numbers on ranks of one tensor-parallel group
-        (dropout). RankError, naming stages, where another rank has ended: Note
-        [The end of a pipeline] in osdp/parallel/ending.py.
+        parts, views it in as many groups as one process, draws other random numbers on ranks of one tensor-parallel group
+        (dropout), or uses what all of them hold whole with a part of the sequence. RankError, naming stages, where another
+        rank has ended: Note [The end of a pipeline] in osdp/parallel/ending.py.
         """
         self._check_samples((*args, target, *kwargs.values()))
         self._look_at_shapes([v.shape for v in (*args, *kwargs.values()) if isinstance(v, Tensor)])
@@ -153,12 +154,17 @@ class Pipeline:
         for watching in (cuts, elsewhere):
             if watching is not None:
                 watching.close()
+        apart = (
+            gradients_apart(self.module, passing.whole, self.mesh["tp"].get_group()) if passing.whole else ""
+        )
         told: Any = [None] * len(self.plan.stages)
         seen = (cuts.cut, cuts.grouped) if cuts is not None else (set(), set())
         group = self.mesh["pp"].get_group()
         depends = elsewhere.found if elsewhere is not None else ""
-        dist.all_gather_object(told, (passing.entered, passing.left, *seen, drew_apart, depends), group=group)
-        if any(apart for *_, apart, _ in told):
+        dist.all_gather_object(
+            told, (passing.entered, passing.left, *seen, drew_apart, depends, apart), group=group
+        )
+        if any(drew for *_, drew, _, _ in told):
             raise ShardingError(
                 "forward draws random numbers (dropout), and the ranks of a tensor-parallel group drew others: what they "
                 "all hold whole would differ, and be trained apart. Seed them alike before the first step, "
@@ -182,7 +188,14 @@ class Pipeline:
                     f"{self.plan.stages[stage].modules[0]!r} was called with {_difference(before[1], here[0])}. A stage "
                     "gets its first module's first tensor from the one before, and computes the rest from the model's inputs"
                 )
-        for stage, (*_, name) in enumerate(told):
+        if names := [name for *_, name in told if name]:
+            raise ShardingError(
+                f"the gradient of {names[0]!r} differs between ranks of a tensor-parallel group, which all hold it whole: "
+                "forward computes with it on a part of the sequence (sequence parallelism) or of a divided output, so each "
+                "rank has a part of its gradient. Use it where activations are whole, or in a module with a style in "
+                "tp_plan (SequenceParallel)"
+            )
+        for stage, (*_, name, _) in enumerate(told):
             if name:
                 what = "passes on" if stage < len(told) - 1 else "computes as the model's output"
                 raise ShardingError(

@@ -35,6 +35,7 @@ class Passing:
         # Until the first step's end: where tensor parallelism divides modules, and Note [What depends on other stages].
         self.cuts: SplitOutputs | None = None
         self.elsewhere: Elsewhere | None = None
+        self.whole: list[str] = []  # parameters that ranks of tensor parallelism hold alike
 
     @property
     def here(self) -> bool:

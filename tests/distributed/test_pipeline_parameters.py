@@ -12,7 +12,8 @@ from support import plans
 from support.pair import close, naming
 from test_parallelize import STYLES, WIDTH, WORDS, Block
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
 
 import osdp
 
@@ -254,6 +255,51 @@ class Twice(Gpt):
         for block in self.blocks:
             x = block(x, self.even)
         return self.head(self.norm(x * self.between)).mean(1)
+
+
+class Sequences(nn.Module):
+    """Blocks pass on parts of the sequence, with which a scale of the model itself is used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.scale = nn.Embedding(WORDS, WIDTH), nn.Parameter(torch.randn(WIDTH))
+        self.blocks, self.head = nn.ModuleList(Block() for _ in range(4)), nn.Linear(WIDTH, WORDS)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.token(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x * self.scale)
+
+
+IN_SEQUENCES = {
+    "token": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+    "blocks.*.norm": SequenceParallel(),
+    "blocks.*.up": ColwiseParallel(input_layouts=Shard(1)),
+    "blocks.*.down": RowwiseParallel(output_layouts=Shard(1)),
+    "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
+}
+
+
+def of_parts(me: Member) -> None:
+    inputs, _ = batch(Gpt, 0)
+
+    def loss_of(logits: Tensor, tokens: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+
+    for stages in (1, 2):
+        model = Sequences().double()
+        plan = me.once(lambda m=model, n=stages: plan_for(m, 2, n, me.world, tp_plan=IN_SEQUENCES))
+        pipe = osdp.parallelize(model, plan, loss_of, tp_plan=IN_SEQUENCES)
+        mine = inputs[: SAMPLES // plan.data_parallel]
+        with pytest.raises(
+            osdp.ShardingError, match="gradient of 'scale' differs between ranks of a tensor-parallel"
+        ):
+            pipe.step(mine, target=mine)
+
+
+def test_a_part_of_a_gradient_is_noticed(ranks):
+    ranks(of_parts, world=4)
 
 
 def refused(me: Member) -> None:

@@ -49,6 +49,7 @@ class Chain:
         self.description = description
         self.divided = {o.name for o in description.operators if is_part(o)}
         self.links, self._tied = _joined(description, _links(description))
+        self._buffers = _buffers_of_cut(description, self.links)
 
     @property
     def most_stages(self) -> int:
@@ -66,11 +67,22 @@ class Chain:
             )
         raise InvalidProblemError(f"{parts}: blocks, and what has parameters around them")
 
+    def kept_buffers(self, first: int, end: int) -> int:
+        """Bytes of buffers that the stage has too: those of modules that are cut are in each of their stages."""
+        return sum(
+            b.bytes
+            for b in self._buffers
+            if first <= b.last and b.first < end and not first <= b.counted < end
+        )
+
     def stage(self, first: int, end: int) -> ModelDescription:
         """Links [first, end) as a description: what is left out passes in and out as activations."""
         d = self.description
         chosen = sorted(i for link in self.links[first:end] for i in link.operators)
         operators = merged([d.operators[i] for i in chosen])
+        if more := self.kept_buffers(first, end):
+            held = dataclasses.replace(operators[0], buffer_bytes=operators[0].buffer_bytes + more)
+            operators = (held, *operators[1:])
         blocks = {block_of(d, o) for o in operators}
         return dataclasses.replace(
             d,
@@ -86,6 +98,29 @@ class Chain:
             ),
             blocks_changing_inputs=tuple(n for n in d.blocks_changing_inputs if n in blocks),
         )
+
+
+@dataclass(frozen=True)
+class _Buffers:
+    """Of a module in the links [first, last], which are counted in one of them."""
+
+    bytes: int
+    first: int
+    last: int
+    counted: int
+
+
+def _buffers_of_cut(d: ModelDescription, links: tuple[Link, ...]) -> list[_Buffers]:
+    link_of = {i: at for at, link in enumerate(links) for i in link.operators}
+    found = []
+    for i, o in enumerate(d.operators):
+        if o.buffer_bytes and is_end(d, o):
+            inside = [
+                link_of[n] for n, other in enumerate(d.operators) if is_in(other.name, o.name) and n != i
+            ]
+            first, last = min(inside, default=link_of[i]), max(inside, default=link_of[i])
+            found.append(_Buffers(o.buffer_bytes, first, last, link_of[i]))
+    return found
 
 
 def for_stages(d: ModelDescription) -> ModelDescription:

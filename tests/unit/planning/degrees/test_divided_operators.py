@@ -107,10 +107,12 @@ def test_stages_have_all_of_it_once() -> None:
     assert [[p.name for o in of for p in o.parameters] for of in own] == [["first", "unread"], ["last"]]
     assert [o.calls for of in own for o in of] == [0, 1]  # the model computes in the last stage
     assert sum(d.parameter_bytes for d in parts) == whole.parameter_bytes
-    for field in ("saved_bytes_per_sample", "flops_per_sample", "buffer_bytes"):
+    for field in ("saved_bytes_per_sample", "flops_per_sample"):
         assert sum(getattr(o, field) for d in parts for o in d.operators) == sum(
             getattr(o, field) for o in whole.operators
         )
+    buffers = [sum(o.buffer_bytes for o in d.operators) for d in (*parts, whole)]
+    assert buffers == [20, 20, 20]  # the model's own are in each stage
     (root,) = (o for o in chain.stage(0, 5).operators if o.name == "")
     (of_whole,) = (o for o in whole.operators if o.name == "")
     assert {p.name for p in root.parameters} == {p.name for p in of_whole.parameters}

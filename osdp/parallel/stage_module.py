@@ -58,7 +58,7 @@ class StageForward:
                 )
             if passing.elsewhere is not None:
                 passing.elsewhere.look(passing.captured)
-            return passing.captured
+            return passing.captured.contiguous()  # patches that were transposed: transports send nothing else
         finally:
             passing.over()
 

@@ -21,7 +21,7 @@ SAMPLES, PATCHES, LENGTH = 8, 4, 6
 
 
 class Vit(nn.Module):
-    """A class token before patches, positions and a scale behind all blocks; a module inside has a parameter, too."""
+    """A class token behind patches, positions and a scale behind all blocks; a module inside has parameters, too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,6 +35,7 @@ class Vit(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         x = self.patch(images).flatten(2).transpose(1, 2)
         x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], 1) + self.positions
+        x = x.transpose(1, 2).contiguous().transpose(1, 2)  # what passes is not contiguous
         return self.head(self.encoder(x)[:, 0] * self.scale)
 
 
@@ -51,7 +52,7 @@ class Encoder(nn.Module):
 
 
 class Gpt(nn.Module):
-    """minGPT's positions, a scale between blocks, a mask in a buffer, and a temperature behind the head."""
+    """minGPT's positions, a scale between blocks, a table's weight behind them, a mask in a buffer, a temperature."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +61,7 @@ class Gpt(nn.Module):
         self.between, self.temperature = nn.Parameter(torch.randn(WIDTH)), nn.Parameter(torch.ones(()))
         self.blocks = nn.ModuleList(Block() for _ in range(4))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
-        self.unread = nn.Parameter(torch.ones(2))
+        self.unread, self.table = nn.Parameter(torch.ones(2)), nn.Embedding(LENGTH, WIDTH)
         self.register_buffer("even", (torch.arange(LENGTH) % 2 == 0).double()[:, None])
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -68,7 +69,7 @@ class Gpt(nn.Module):
         for i, block in enumerate(self.blocks):
             x = block(x, self.even[: tokens.shape[1]])
             x = x * self.between if i == 2 else x
-        return self.head(self.norm(x)).mean(1) * self.temperature
+        return self.head(self.norm(x + self.table.weight)).mean(1) * self.temperature
 
 
 STYLES_OF: dict[type[nn.Module], dict[str, str]] = {

@@ -15,6 +15,7 @@ from osdp.planning.degrees.divided_operators import (
     divided,
     is_end,
     is_part,
+    is_read_around,
     is_unread,
     merged,
     place_finder,
@@ -171,7 +172,7 @@ def _joined(d: ModelDescription, links: tuple[Link, ...]) -> tuple[tuple[Link, .
     for i, o in enumerate(d.operators):
         here = link_of[i]
         read: dict[str, list[int]] = {}  # parameter -> links
-        if is_part(o):
+        if is_read_around(o):
             for r in o.reads:
                 read.setdefault(r.parameter, [here]).append(link_of[max(0, place(r))])
         elif o.parameters and not is_unread(d, o):
@@ -210,14 +211,14 @@ def _links(d: ModelDescription) -> tuple[Link, ...]:
                 waiting = []
             groups[-1][1].append(i)
             seen_block = True
-        elif not o.parameters or is_part(o) or is_unread(d, o):
+        elif not o.parameters or is_read_around(o) or is_unread(d, o):
             (groups[-1][1] if groups else waiting).append(i)
         elif has_blocks and not seen_block and groups:
             groups[-1][1].append(i)
         else:
             groups.append((o.name, [*waiting, i]))
             waiting = []
-        if not is_end(d, o) and not is_part(o) and not is_unread(d, o):
+        if not is_end(d, o) and not is_read_around(o) and not is_unread(d, o):
             previous = block
     if not groups:
         groups.append((d.name, []))

@@ -6,7 +6,8 @@ is between its own (Note [A model cut to one stage] in osdp/parallel/stage_modul
 tokens, positions, a scale) belongs to the stage in which it is read: that of the module whose call ended last before, or of
 the block or operator whose call reads it. It becomes an operator at this place, of the same name and without calls. One that
 is read at several places keeps these in one stage, as a tied weight does. What the module computes itself stays one
-operator. In a stage the parts of one module are one operator again.
+operator. In a stage the parts of one module are one operator again. Parameters of a module that is never called itself,
+since one around it reads them, are where that does, too.
 """
 
 from __future__ import annotations
@@ -66,6 +67,12 @@ def place_finder(d: ModelDescription) -> Callable[[Read], int]:
 def is_part(o: Operator) -> bool:
     """Whether it is the parameters of a divided operator."""
     return bool(o.reads) and not o.calls
+
+
+def is_read_around(o: Operator) -> bool:
+    """Whether its parameters are where modules around others read them: such a part, or what only these read (a table's
+    weight that forward adds without calling the table)."""
+    return is_part(o) or (bool(o.reads) and all(r.module != o.name for r in o.reads))
 
 
 def is_unread(d: ModelDescription, o: Operator) -> bool:

@@ -67,6 +67,30 @@ class GivenToBlocks(Net):
         return self.head(x)
 
 
+class Table(nn.Module):
+    """A table's weight is added without a call of the table; another one's is also the head's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begin, self.table, self.norm = (
+            nn.Linear(WIDTH, WIDTH),
+            nn.Embedding(2, WIDTH),
+            nn.LayerNorm(WIDTH),
+        )
+        self.list, self.behind = nn.ModuleList(Block() for _ in range(3)), nn.Embedding(2, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.begin(x) + self.table.weight
+        for block in self.list:
+            x = block(x)
+        return self.norm(x + self.behind.weight)
+
+
+class Tied(Table):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.begin.weight.sum() + x) @ self.begin.weight.T
+
+
 def chain_of(kind: type[nn.Module]) -> Chain:
     return Chain(for_stages(osdp.describe(kind(), torch.zeros(2, WIDTH))))
 
@@ -98,6 +122,17 @@ def test_what_several_read_keeps_them_together() -> None:
         chain.check_stages(5)
     with pytest.raises(osdp.InvalidProblemError, match="into 2 parts, since first is read in several"):
         chain_of(Several).check_stages(3)
+
+
+def test_what_is_read_outside_of_its_own_module() -> None:
+    chain = chain_of(Table)
+    names = {link.name: [chain.description.operators[i].name for i in link.operators] for link in chain.links}
+    assert [*names] == ["begin", "list.0", "list.1", "list.2", "norm"]
+    assert "table" in names["begin"] and "behind" in names["list.2"]
+    with pytest.raises(
+        osdp.InvalidProblemError, match=r"into 1 parts, since begin\.weight is read in several"
+    ):
+        chain_of(Tied).check_stages(2)
 
 
 def test_stages_have_all_of_it_once() -> None:

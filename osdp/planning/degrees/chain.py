@@ -13,6 +13,7 @@ from osdp.planning.degrees.divided_operators import (
     block_of,
     blocks_of,
     divided,
+    holds_several,
     is_end,
     is_part,
     is_read_around,
@@ -158,7 +159,8 @@ def _with_work(o: Operator, more: Sequence[int]) -> Operator:
 
 
 def _joined(d: ModelDescription, links: tuple[Link, ...]) -> tuple[tuple[Link, ...], str]:
-    """The links, those between which a parameter is read in several places joined; and the first such parameter."""
+    """The links, those between which a parameter is read in several places joined; and the first such parameter. Those of
+    one module that reads its own begin where it does: a residual is inside of it."""
     link_of = {i: at for at, link in enumerate(links) for i in link.operators}
     spans: dict[str, tuple[int, int]] = {}  # of each module's operators
     for i, o in enumerate(d.operators):
@@ -168,16 +170,27 @@ def _joined(d: ModelDescription, links: tuple[Link, ...]) -> tuple[tuple[Link, .
             spans[name] = (min(first, at), max(last, at))
     last_of = list(range(len(links)))  # by link, the last one that must be in its stage
     tied = ""
+    begins: dict[int, str] = {}  # by link, the module that begins there
     place = place_finder(d)
     for i, o in enumerate(d.operators):
         here = link_of[i]
         read: dict[str, list[int]] = {}  # parameter -> links
         if is_read_around(o):
             for r in o.reads:
-                read.setdefault(r.parameter, [here]).append(link_of[max(0, place(r))])
+                at = link_of[max(0, place(r))]
+                places = read.setdefault(r.parameter, [here])
+                places.append(at)
+                if not holds_several(d, r.module):
+                    at, _ = spans.get(r.module, (at, at))
+                    begin = links[at].name
+                    # A stage that begins with a module that is given the parameter would get it from the one before.
+                    places.append(max(0, at - 1) if is_in(r.module, begin) or is_in(begin, r.module) else at)
         elif o.parameters and not is_unread(d, o):
-            modules = [spans.get(module, (here, here)) for module in o.gather_at]
-            read[o.parameters[0].name] = [here, *(at for both in modules for at in both)]
+            modules = {module: spans.get(module, (here, here)) for module in o.gather_at}
+            read[o.parameters[0].name] = [here, *(at for both in modules.values() for at in both)]
+            for module, (at, last) in modules.items():
+                if last > at and is_in(links[at].name, module) and not holds_several(d, module):
+                    begins[at] = min(module, begins.get(at, module), key=len)
         for name, places in read.items():
             first, last = min(places), max(places)
             if last > first:
@@ -191,7 +204,7 @@ def _joined(d: ModelDescription, links: tuple[Link, ...]) -> tuple[tuple[Link, .
             members = tuple(sorted((*before.operators, *link.operators)))
             joined.append(dataclasses.replace(before, operators=members))
         else:
-            joined.append(link)
+            joined.append(dataclasses.replace(link, name=begins.get(at, link.name) if at else link.name))
         until = max(until, last_of[at])
     return tuple(joined), tied
 

@@ -67,6 +67,16 @@ class GivenToBlocks(Net):
         return self.head(x)
 
 
+class GivenToOne(Net):
+    """No stage can begin with the block that is given `first`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.begin(x)
+        for i, block in enumerate(self.layers.list):
+            x = block(x, self.first) if i == 2 else block(x)
+        return self.head(x) * self.last
+
+
 class Table(nn.Module):
     """A table's weight is added without a call of the table; another one's is also the head's."""
 
@@ -117,9 +127,15 @@ def test_each_is_in_the_link_of_its_read() -> None:
 
 def test_what_several_read_keeps_them_together() -> None:
     chain = chain_of(GivenToBlocks)
-    assert [link.name for link in chain.links] == ["begin", "layers.list.0", "layers.list.1", "head"]
-    with pytest.raises(osdp.InvalidProblemError, match="into 4 parts, since first is read in several"):
-        chain.check_stages(5)
+    assert [link.name for link in chain.links] == ["begin", "layers.list.0", "head"]
+    with pytest.raises(osdp.InvalidProblemError, match="into 3 parts, since first is read in several"):
+        chain.check_stages(4)
+    assert [link.name for link in chain_of(GivenToOne).links] == [
+        "begin",
+        "layers.list.0",
+        "layers.list.1",
+        "head",
+    ]
     with pytest.raises(osdp.InvalidProblemError, match="into 2 parts, since first is read in several"):
         chain_of(Several).check_stages(3)
 
@@ -133,6 +149,31 @@ def test_what_is_read_outside_of_its_own_module() -> None:
         osdp.InvalidProblemError, match=r"into 1 parts, since begin\.weight is read in several"
     ):
         chain_of(Tied).check_stages(2)
+
+
+class Residual(Net):
+    """A module outside of lists that reads a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tail = Scaled()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.tail(self.layers(self.begin(x))))
+
+
+class Scaled(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor, scale: Tensor | float = 1.0) -> Tensor:
+        return super().forward(x) * self.gain
+
+
+def test_a_module_that_reads_its_own_is_a_link() -> None:
+    names = [link.name for link in chain_of(Residual).links]
+    assert names == ["begin", "layers.list.0", "layers.list.1", "layers.list.2", "tail", "head"]
 
 
 def test_stages_have_all_of_it_once() -> None:

@@ -27,7 +27,7 @@ struct ModeTraits {
   bool kept;          // what was gathered for the forward stays until the backward; else it is gathered again
   bool inside_hosts;  // sharded over the ranks of one host, with a copy on every host
   bool sliced;        // weights may be computed in slices
-  bool on_host;       // a rank's part rests in host memory: runtime/store/offload.hpp
+  bool on_host;       // a rank's part rests in host memory: runtime/store/offload.hpp; all slices, or none
   bool by_hosts;      // sharded over all ranks; gathered between hosts, then inside: comm/two_level.hpp
   bool second;        // what was gathered between hosts for the forward stays until the backward
 };
@@ -37,7 +37,7 @@ inline constexpr std::array<ModeTraits, 8> kModes{{
     {Mode::ShardGradOp, "SHARD_GRAD_OP", true, true, false, false, false, false, false},
     {Mode::FullShard, "FULL_SHARD", true, false, false, true, false, false, false},
     {Mode::HybridShard, "HYBRID_SHARD", true, false, true, false, false, false, false},
-    {Mode::FullShardOffload, "FULL_SHARD_OFFLOAD", true, false, false, false, true, false, false},
+    {Mode::FullShardOffload, "FULL_SHARD_OFFLOAD", true, false, false, true, true, false, false},
     {Mode::HybridShardOffload, "HYBRID_SHARD_OFFLOAD", true, false, true, false, true, false, false},
     {Mode::FullShardHierarchical, "FULL_SHARD_HIERARCHICAL", true, false, false, false, false, true, false},
     {Mode::FullShardHpz, "FULL_SHARD_HPZ", true, false, false, false, false, true, true},

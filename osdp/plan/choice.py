@@ -23,7 +23,8 @@ class Choice:
     that gathers between hosts first, then inside (docs/runtime.md#full_shard-in-two-levels); FULL_SHARD_OFFLOAD or
     HYBRID_SHARD_OFFLOAD are the same with this rank's part in host memory. With FULL_SHARD a Linear, Embedding, convolution
     or transformers' Conv1D can be computed in `granularity` slices, of which `sharded_slices` (default: all) are sharded
-    and the others are kept in full on every rank; in all other cases `granularity` is 1. `split` is the dimension of the
+    and the others are kept in full on every rank; with FULL_SHARD_OFFLOAD, too, where all are sharded. In all other cases
+    `granularity` is 1. `split` is the dimension of the
     weight that is sliced: "out" (no summation) or "in" (outputs are summed, as in the paper); a convolution's is "out".
     Slices of the rows of the stored weight differ by one row at most; those of its columns are equal.
 

@@ -72,10 +72,6 @@ class Plan(InFile, PlanFields):
             from osdp.description.describe import describe
 
             model = describe(model)
-        if granularity != 1 and mode != "FULL_SHARD":
-            raise InvalidProblemError(
-                f"granularity {granularity} needs FULL_SHARD slices, but mode {mode} has none"
-            )
         for why in choice_problems(Choice(mode, granularity, sharded_slices, split), None):
             raise InvalidProblemError(f"Plan.uniform: {why}")
         choices = {}

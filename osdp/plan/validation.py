@@ -244,7 +244,9 @@ def choice_problems(choice: Choice, operator: Operator | None) -> Iterator[str]:
         if k == 0 and choice.traits.sharded:
             yield f"sharded_slices is 0 of 1, which is NO_SHARD, but the mode is {choice.mode}"
     elif not choice.traits.sliced:
-        yield f"granularity {g} needs FULL_SHARD slices, but mode {choice.mode} has none"
+        yield f"granularity {g} needs slices of FULL_SHARD or FULL_SHARD_OFFLOAD, but mode {choice.mode} has none"
+    elif choice.traits.on_host and k not in (None, g):
+        yield f"sharded_slices is {k} of {g}, but of a weight in host memory ({choice.mode}) all slices are sharded"
     elif choice.split is None:
         yield f"granularity {g} needs split='out' or split='in'"
     elif operator is not None:

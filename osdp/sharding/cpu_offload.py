@@ -47,7 +47,7 @@ def offloads(plan: Plan) -> bool:
 
 
 def offloaded_names(plan: Plan, names: Iterable[str], everything: bool, device: torch.device) -> set[str]:
-    """Of the model's parameters those whose shards rest in host memory, if they are sharded in one piece."""
+    """Of the model's parameters those whose shards rest in host memory, if they are sharded (in slices: if all are)."""
     planned = parameters_with(plan, "on_host")
     return {name for name in names if rests_apart(everything or name in planned, device)}
 

@@ -79,7 +79,8 @@ def fully_shard(
     fill it, which is an error otherwise. If only rank 0 has values and the others are on the meta
     device, they receive their rows from it. Shards of operators that the plan offloads, their gradients and therefore the
     optimizer's state are kept in host memory; with `cpu_offload` (True, or FSDP1's and FSDP2's objects) those of all
-    operators. Parameters that are not sharded, and slices, stay on the device (see osdp/sharding/cpu_offload.py).
+    operators. Parameters that are not sharded stay on the device, and weights of which some slices are not (see
+    osdp/sharding/cpu_offload.py).
     `device_id`: the device to train on, by default the model's (for the meta device: the current accelerator, if the process
     group communicates on it).
 

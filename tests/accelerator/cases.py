@@ -345,6 +345,11 @@ def offloaded(s: Setting) -> None:
     if s.device.type != "cpu":  # some rest on the host, the others on the device
         assert {p.device.type for p in model.parameters()} == {"cpu", s.device.type}
     train(s, model, count=5)
+    plan = osdp.Plan.uniform(described(s.model()), "FULL_SHARD_OFFLOAD", granularity=2)
+    plan = dataclasses.replace(plan, separate_reductions=SEPARATE_REDUCTIONS)
+    model = osdp.fully_shard(s.model(), plan, device_id=s.device)
+    accumulated(s, model, False)  # of a slice's gradient first its own rows, then a sum
+    train(s, model, count=3)
 
 
 @case

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -69,7 +70,7 @@ def measured(mode: str, **sharding: Any) -> Callable[[Setting], None]:
 
 
 def searched(
-    mode: str, micro_batches: int = 1, of_group: bool = False, **searching: Any
+    mode: str, micro_batches: int = 1, of_group: bool = False, slices: int = 1, **searching: Any
 ) -> Callable[[Setting], None]:
     """A plan's predicted peak beside all that a step and the optimizer take, from before the model is there."""
 
@@ -78,23 +79,34 @@ def searched(
         model = nn.Sequential(*(nn.Linear(SIDE, SIDE, bias=False) for _ in range(LAYERS)))
         hardware = dataclasses.replace(Hardware.load("a100-8"), device_memory=DeviceMemory())
         description = described(model, torch.zeros(2, SIDE), searching.get("precision", "fp32"))
-        plan = osdp.search(
-            description, memory="1GiB", world_size=s.world, hardware=hardware,
-            batch_size=2, global_batch_size=2 * s.world * micro_batches, optimizer="sgd-momentum", modes=mode,
-            granularity=1, **searching,
+        search = functools.partial(
+            osdp.search, description, world_size=s.world, hardware=hardware, batch_size=2,
+            global_batch_size=2 * s.world * micro_batches, optimizer="sgd-momentum", modes=mode, **searching,
         )  # fmt: skip
+        plan = search(memory="1GiB", granularity=1)
+        if slices > 1:  # about as little memory as they need
+            plan = plan.replace({name: osdp.Choice(mode, slices, split="out") for name in plan.choices})
+            plan = search(memory=plan.simulate().peak_memory_bytes + 32 * 1024, granularity=(slices,))
+            assert all(choice.granularity == slices for choice in plan.choices.values())
         assert plan.predicted is not None and plan.accumulation == micro_batches
         options = of_the_group(s, GROUPS if of_group else {})
-        with s.counting():
+
+        def shard() -> None:
             if mode != OFFLOAD:  # else one parameter after another
-                model = model.to(s.device)
-            model = osdp.fully_shard(model, plan, device_id=s.device, **options)
+                model.to(s.device)
+            osdp.fully_shard(model, plan, device_id=s.device, **options)
+
+        if slices > 1:  # for a moment each whole weight is on the device
+            shard()
+        with s.counting():
+            if slices == 1:
+                shard()
             optimizer = sgd(model.parameters())
             x = torch.randn(2, SIDE, generator=torch.Generator().manual_seed(s.rank)).to(s.device)
             for _ in range(3):
                 for _ in range(micro_batches):
                     loss = model(x).float().square().mean()
-                    s.tell(loss)
+                    s.tell(loss.detach().cpu())  # else it stays on the device
                     loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
@@ -122,6 +134,9 @@ MEMORY |= {
     "memory searched, of the group": searched("FULL_SHARD", of_group=True),
     "memory searched, offloaded, accumulated": searched(OFFLOAD, 3),
     "memory searched, offloaded, bf16, accumulated": searched(OFFLOAD, 3, precision="bf16"),
+    "memory searched, slices offloaded": searched(OFFLOAD, slices=4),
+    "memory searched, slices offloaded, accumulated": searched(OFFLOAD, 3, slices=4),
+    "memory searched, slices offloaded, bf16, accumulated": searched(OFFLOAD, 3, slices=4, precision="bf16"),
     "memory searched, whole, bf16": searched("NO_SHARD", precision="bf16"),
     "memory searched, whole, bf16, accumulated": searched("NO_SHARD", 3, precision="bf16"),
     "memory searched, whole, wide": searched("NO_SHARD", precision="bf16-reduce-fp32"),

@@ -103,6 +103,34 @@ void offloaded_parts_rest_on_the_host() {
   CHECK_EQ(c.host_bytes, 4 * 88);
 }
 
+// Of a weight in slices each slice brings its rows and sends its gradient; the bias stays on the device.
+void offloaded_slices_rest_on_the_host() {
+  Model model;
+  model.operators = {linear(8, 10)};
+  Request r = request(4);
+  r.device.host = {{5e-6, 1e-8}, 1e-7};
+  PlainPlan plan = plan_of(1, Mode::FullShard);
+  const std::vector<PlannedUnit> alone{{"it", {0}, {{0, 0}}, 1}};
+  plan.choices[0] = {Mode::FullShard, 2, 2, Split::Out};
+  const Step kept = step_of(model, r, plan, alone, {});
+  plan.choices[0].mode = Mode::FullShardOffload;
+  const Step s = step_of(model, r, plan, alone, {});
+  CHECK_EQ(s.units.size(), 2u);
+  constexpr int64_t copy = 5000000 + 40 * 10000;  // of 4 rows of 10 floats a rank has one
+  for (size_t i = 0; i < 2; ++i) {
+    CHECK_EQ(s.units[i].gather.alone_ps, kept.units[i].gather.alone_ps + copy);
+    CHECK_EQ(s.units[i].reduce.alone_ps, kept.units[i].reduce.alone_ps + copy);
+    CHECK_EQ(s.units[i].further_ps, copy);
+    CHECK_EQ(s.units[i].host_gradient_bytes, 40);
+  }
+  CHECK_EQ(kept.operators[0].resident_bytes, 3 * (80 + 32));
+  CHECK_EQ(s.operators[0].resident_bytes, 3 * 32);
+  CHECK_EQ(s.optimizer_ps, 80 * 100000 + kept.optimizer_ps / (80 + 32) * 32);
+  CHECK_EQ(play(s).memory.back().bytes, 3 * 32 + 32);
+  plan.choices[0].sharded_slices = 1;
+  CHECK_THROWS(step_of(model, r, plan, alone, {}), InvalidProblem, "cannot be computed in 2 slices");
+}
+
 void slices_are_units() {
   Model model;
   model.operators = {linear(8, 10)};
@@ -364,6 +392,7 @@ void curve_stays_below_the_largest_peak() {
 int main() {
   units_pay_one_latency();
   offloaded_parts_rest_on_the_host();
+  offloaded_slices_rest_on_the_host();
   slices_are_units();
   gradients_wait_for_a_sum_unless_they_are_in_slices();
   slices_of_convolutions_have_terms_and_copies();

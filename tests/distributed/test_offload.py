@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from pathlib import Path
 
@@ -38,6 +39,20 @@ def some(description: osdp.ModelDescription) -> osdp.Plan:
     return plans.apart(plan.replace(recompute={"blocks.0": "regather"}))
 
 
+def in_slices(description: osdp.ModelDescription) -> osdp.Plan:
+    """Each slice comes and goes by itself."""
+    sliced = plans.in_slices(description, "out").replace(recompute={"blocks.0": "hold"})
+    choices = {
+        name: osdp.Choice(
+            "FULL_SHARD_OFFLOAD", c.granularity, split="in" if name.endswith("down") else c.split
+        )
+        if c.granularity > 1
+        else osdp.Choice("FULL_SHARD_OFFLOAD")
+        for name, c in sliced.choices.items()
+    }
+    return plans.apart(sliced.replace(choices))
+
+
 def chosen(description: osdp.ModelDescription) -> dict[str, tuple[osdp.Plan, bool]]:
     """Plans, and whether everything is offloaded; else what the plan says."""
     return {
@@ -45,6 +60,7 @@ def chosen(description: osdp.ModelDescription) -> dict[str, tuple[osdp.Plan, boo
         "few units": (osdp.Plan.uniform(description, "SHARD_GRAD_OP"), True),
         "mixture": (hybrid_too(description), True),
         "some": (some(description), False),
+        "slices of the plan": (in_slices(description), False),
         "few units of the plan": (osdp.Plan.uniform(description, "FULL_SHARD_OFFLOAD"), False),
     }
 
@@ -134,16 +150,16 @@ def test_training_is_that_of_one_process(ranks, world, micros, no_sync):
 
 def memory_stays(me: Member) -> None:
     """A parameter and its gradient rest in the same host memory over steps, whatever was gathered in between."""
-    pair = next(iter(pairs(me)))
-    parameter = pair.sharded.head.weight
-    at = parameter.data_ptr()
-    pair.backward(pair.data(0))
-    gradient = parameter.grad
-    gradient_at = gradient.data_ptr()
-    pair.backward(pair.data(1))  # added to what is at home
-    assert parameter.data_ptr() == at
-    assert parameter.grad is gradient and gradient.data_ptr() == gradient_at
-    pair.same_gradients()
+    for pair in pairs(me):
+        parameter = pair.sharded.head.weight
+        at = parameter.data_ptr()
+        pair.backward(pair.data(0))
+        gradient = parameter.grad
+        gradient_at = gradient.data_ptr()
+        pair.backward(pair.data(1))  # added to what is at home
+        assert parameter.data_ptr() == at
+        assert parameter.grad is gradient and gradient.data_ptr() == gradient_at
+        pair.same_gradients()
 
 
 def test_shards_and_gradients_stay_where_they_are(ranks):
@@ -272,19 +288,22 @@ def test_which_device_a_model_goes_to(ranks):
 
 def in_low_precision(me: Member) -> None:
     """What rests at home is in the parameters' own dtype, bit for bit what it is without offloading."""
-    policy = osdp.MixedPrecision(torch.bfloat16, torch.float32)
-    gradients = []
-    for cpu_offload in (False, True):
-        model = blocks.workload(count=1).model(SEED, torch.float32)
-        (tokens,), target = blocks.workload().data(1, 2 * me.world, torch.float32)
-        plan = osdp.Plan.uniform(describe_once(model, tokens), "FULL_SHARD")
-        osdp.fully_shard(model, plan, me.group, cpu_offload=cpu_offload, mixed_precision=policy)
-        for _ in range(2):
-            blocks.surprise(model(me.part(tokens)), me.part(target)).backward()
-        gradients.append([p.grad for p in model.parameters()])
-    for kept, home in zip(*gradients, strict=True):
-        assert home.dtype == torch.float32
-        assert torch.equal(kept, home)
+    (tokens,), target = blocks.workload().data(1, 2 * me.world, torch.float32)
+    description = describe_once(Tied(), tokens)
+    policies = (None, osdp.MixedPrecision(torch.bfloat16, torch.float32), osdp.MixedPrecision(torch.bfloat16))
+    for granularity, policy in itertools.product((1, 2), policies):
+        gradients = []
+        for cpu_offload in (False, True):
+            torch.manual_seed(SEED)
+            model = Tied()
+            plan = osdp.Plan.uniform(description, "FULL_SHARD", granularity)
+            osdp.fully_shard(model, plan, me.group, cpu_offload=cpu_offload, mixed_precision=policy)
+            for _ in range(2):
+                blocks.surprise(model(me.part(tokens)), me.part(target)).backward()
+            gradients.append([p.grad for p in model.parameters()])
+        for kept, home in zip(*gradients, strict=True):
+            assert home.dtype == torch.float32
+            assert torch.equal(kept, home), f"{granularity}, {policy}"
 
 
 def test_mixed_precision(ranks):

@@ -43,8 +43,6 @@ class WeightSlices final : public ops::SliceSource {
   int64_t param_;
 };
 
-int64_t whole_slices(const Parameter& param) { return param.split()->granularity - param.split()->sharded; }
-
 }  // namespace
 
 SliceProvider::~SliceProvider() {
@@ -57,7 +55,7 @@ void SliceProvider::open(int64_t param, const std::weak_ptr<SliceProvider>& hand
 }
 
 Unit& SliceProvider::unit_of(const Parameter& param, int64_t slice) const {
-  return *shards_.place_of(param).slices[slice - whole_slices(param)];
+  return *shards_.place_of(param).slices[slice - param.split()->whole_slices()];
 }
 
 at::Tensor SliceProvider::acquire(int64_t param, int64_t slice) {
@@ -74,7 +72,7 @@ at::Tensor SliceProvider::acquire(int64_t param, int64_t slice) {
 
 void SliceProvider::release(int64_t param, int64_t slice) noexcept {
   const Parameter& p = *shards_.params()[param];
-  if (slice >= whole_slices(p)) units_.end_slice(unit_of(p, slice));
+  if (slice >= p.split()->whole_slices()) units_.end_slice(unit_of(p, slice));
 }
 
 void SliceProvider::put_gradient(int64_t param, int64_t slice, at::Tensor gradient) {
@@ -89,7 +87,7 @@ void SliceProvider::put_gradient(int64_t param, int64_t slice, at::Tensor gradie
   backward_.begin();
   if (!p.tensor().requires_grad()) return;  // frozen since the forward, as AccumulateGrad asks
   if (p.gradient_scale() != 1) gradient.mul_(p.gradient_scale());
-  if (slice < whole_slices(p)) return buckets_.add_slice_gradient(p, slice, gradient);
+  if (slice < p.split()->whole_slices()) return buckets_.add_slice_gradient(p, slice, gradient);
   units_.slice_gradient_arrived(unit_of(p, slice), std::move(gradient));
 }
 

@@ -67,8 +67,8 @@ TransferPlan TransferPlan::of_gather(std::vector<Slot>& slots) {
   return plan;
 }
 
-void TransferPlan::add(Slot& slot, at::Tensor gradient, at::Tensor target) {
-  transfers.push_back({&slot, std::move(gradient), SentAs::Copy, std::move(target)});
+void TransferPlan::add(Slot& slot, at::Tensor gradient, at::Tensor target, bool first) {
+  transfers.push_back({&slot, std::move(gradient), SentAs::Copy, std::move(target), first});
 }
 
 void TransferPlan::seal_reduction(int64_t total) {
@@ -218,16 +218,18 @@ void keep_means(const ShardGroups& shard_groups, const TransferPlan& plan, const
     Slot& slot = *plan.transfers[i].slot;
     const double share = 1.0 / headroom_of(slot.owner().reduce_dtype(), shard_groups.total());
     at::Tensor mean = means[i].narrow(0, 0, slot.range().count * slot.range().row_elements);
-    if (slot.owner().split()) {
-      batch.add(plan.transfers[i].target, mean, share);
+    const Transfer& t = plan.transfers[i];
+    const bool split = slot.owner().split().has_value();
+    if (split && !slot.owner().away()) {
+      batch.add(t.target, mean, share);
       continue;
     }
     // No lock is needed: from the first reduction of a backward to its end, only one lane accesses this
     // gradient.
-    mean = mean.view(slot.owner().local().sizes());
+    if (!split) mean = mean.view(slot.owner().local().sizes());
     at::Tensor& gradient = gradients[i];
-    if (slot.owner().local_grad().defined()) {
-      gradient = brought(slot.owner(), slot.owner().local_grad());
+    if (split ? !t.first : slot.owner().local_grad().defined()) {
+      gradient = brought(slot.owner(), split ? t.target : slot.owner().local_grad());
       batch.add(gradient, mean, share);
     } else if (const at::ScalarType own = slot.owner().own_dtype(); mean.scalar_type() != own) {
       gradient = comm::Lane::empty(mean.sizes(), mean.options().dtype(own));
@@ -238,9 +240,12 @@ void keep_means(const ShardGroups& shard_groups, const TransferPlan& plan, const
     }
   }
   batch.run();
-  for (size_t i = 0; i < means.size(); ++i)
-    if (Slot& slot = *plan.transfers[i].slot; !slot.owner().split())
-      send_home(slot.owner(), gradients[i], slot.owner().local_grad());
+  for (size_t i = 0; i < means.size(); ++i) {
+    if (!gradients[i].defined()) continue;  // a slice that stays on the device
+    Parameter& p = plan.transfers[i].slot->owner();
+    at::Tensor target = plan.transfers[i].target;
+    send_home(p, gradients[i], p.split() ? target : p.local_grad());
+  }
 }
 
 }  // namespace osdp::runtime

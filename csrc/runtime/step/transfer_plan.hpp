@@ -25,7 +25,8 @@ struct Transfer {
   // For a gather: this rank's rows, flat. For a reduction: the full local gradient, released once it is sent.
   at::Tensor tensor;
   SentAs sent_as;
-  at::Tensor target;  // for a slice's reduction: its rows of the split weight's local gradient
+  at::Tensor target;   // for a slice's reduction: its rows of the split weight's local gradient
+  bool first = false;  // which have no values yet
 };
 
 struct TransferPlan {
@@ -35,7 +36,7 @@ struct TransferPlan {
   static TransferPlan of_gather(std::vector<Slot>& slots);
   // Add all gradients, then seal: how each is sent depends on how many there are. `total`: see
   // ShardGroups::total.
-  void add(Slot& slot, at::Tensor gradient, at::Tensor target);
+  void add(Slot& slot, at::Tensor gradient, at::Tensor target, bool first);
   void seal_reduction(int64_t total);
   // Copies large gradients into the backend's memory, on the stream that computed them, so that their own
   // memory is free again at once. See Note [Memory of the backend].

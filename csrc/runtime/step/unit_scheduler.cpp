@@ -343,9 +343,14 @@ void UnitScheduler::reduce(Unit& unit) {
         !again && (slot.owner().local_grad().defined() || c10::elementSize(slot.owner().reduce_dtype()) >
                                                               c10::elementSize(slot.owner().own_dtype()));
     at::Tensor target;
-    if (slot.owner().split()) target = slot.rows_of(buckets_.split_gradient(slot.owner()));
+    bool first = false;
+    if (slot.owner().split()) {
+      if (!slot.owner().local_grad().defined()) slot.owner().begin_gradient();
+      target = slot.rows_of(buckets_.split_gradient(slot.owner()));
+      first = slot.first_of_gradient();
+    }
     statistics_.reduced_bytes += static_cast<int64_t>(slot.reduced_bytes());
-    plan->add(slot, slot.gradient.take(), std::move(target));
+    plan->add(slot, slot.gradient.take(), std::move(target), first);
   }
   if (plan->empty()) return;
   plan->seal_reduction(shard_groups.total());
@@ -432,7 +437,7 @@ void UnitScheduler::abort() {
     state.needs.drop(Need::Gradients);
     state.readers = 0;
     state.gradients.forget();
-    for (Slot& slot : unit->slots) slot.gradient.drop_pending();
+    for (Slot& slot : unit->slots) slot.gradient.drop_pending(), slot.first_of_gradient();
   }
 }
 

@@ -62,8 +62,9 @@ ModelShards::ModelShards(std::vector<ParamSpec> params, const std::vector<UnitSp
   const std::vector<Mode> modes = modes_of(params.size(), units);
   for (size_t i = 0; i < params.size(); ++i) {
     ParamSpec& spec = params[i];
-    // With one rank a split weight keeps its slices, but none is sharded.
-    if (spec.split && everyone.shard->alone()) spec.split->sharded = 0;
+    // With one rank a split weight keeps its slices, but none is sharded, unless all come from the host.
+    const bool comes = spec.offload && spec.split && spec.split->whole_slices() == 0;
+    if (spec.split && everyone.shard->alone() && !comes) spec.split->sharded = 0;
     const ShardGroups& shard_groups = traits(modes[i]).inside_hosts ? hybrid : everyone;
     const bool sharded =
         spec.split || (traits(modes[i]).sharded && can_shard(spec.sizes(), shard_groups, spec.offload));

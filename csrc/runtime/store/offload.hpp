@@ -12,7 +12,8 @@ namespace osdp::runtime {
 // a reduction it adds the gradient that was kept and copies the sum back. Both copies run on the lane's
 // stream without blocking the host. So before the host reads a gradient (at the end of a backward) or may
 // write rows (also at the end of a forward), the host itself waits for the lanes. Parameters that are not
-// sharded, and slices, stay on the device.
+// sharded, and a weight of whose slices some are not, stay on the device. Of a weight in slices each slice
+// brings its own rows, and adds its own gradient.
 
 // `home` on the device that computes: a copy made on the current stream, with the lifetime of a task's
 // memory; or `home` itself if the parameter is not offloaded.

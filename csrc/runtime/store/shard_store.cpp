@@ -113,7 +113,7 @@ Parameter::Parameter(const ParamSpec& spec, size_t index, bool sharded, int64_t 
       mixed_(compute_ != own_ || reduce_ != own_),
       whole_(!sharded),
       device_(spec.tensor.device()),
-      away_(spec.offload && spec.full_sizes && sharded && !spec.split) {
+      away_(spec.offload && spec.full_sizes && sharded && !(spec.split && spec.split->whole_slices() > 0)) {
   if (sharded) split_ = spec.split;
   if (split_) {
     pieces_ = split_pieces(full_sizes_, *split_, rank, world);
@@ -136,7 +136,7 @@ Parameter::Parameter(const ParamSpec& spec, size_t index, bool sharded, int64_t 
   const bool as_it_is = split_ && split_->sharded == 0 && split_->dim == ops::SplitDim::Out && !mixed_;
   if (!split_ || as_it_is) return;
   const auto bytes = static_cast<size_t>(c10::multiply_integers(full_sizes_)) * c10::elementSize(compute_);
-  unreadable_ = at::empty({0}, home_options().dtype(compute_))
+  unreadable_ = at::empty({0}, home_options().device(device_).pinned_memory(false).dtype(compute_))
                     .set_(without_memory(bytes, device_), 0, full_sizes_, contiguous_strides(full_sizes_));
   set_unreadable(*unreadable_.storage().unsafeGetStorageImpl(),
                  "OSDP: parameter '" + name_ +

@@ -104,6 +104,11 @@ class Parameter {
   // local_grad(), created with zeros if undefined.
   at::Tensor& ensure_local_grad();
 
+  // A new gradient of a split weight begins with zeros, which a slice's first reduction replaces: see
+  // Slot::first_of_gradient.
+  void begin_gradient() { ++gradients_; }
+  int64_t gradients() const { return gradients_; }
+
   // mark_gradient makes zeros of the local gradient -0.0, creating it if undefined; note_gradient records it
   // and its version, which gradients of one buffer share: all are marked before one is noted.
   // gradient_dropped returns whether the gradient has since been set to None or zeroed, and throws if it was
@@ -211,6 +216,7 @@ class Parameter {
   using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   WeakTensor noted_gradient_{c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()};
   int64_t noted_version_ = -1;  // of the gradient
+  int64_t gradients_ = 0;       // begun
   int64_t noted_ = 0;           // version of the parameter
   std::unique_ptr<torch::autograd::PostAccumulateGradHook> hidden_hooks_;
   std::vector<int64_t> local_sizes_;
@@ -253,6 +259,9 @@ class Slot {
   // This rank's rows: flat views of a local-shaped tensor (the parameter's data or gradient).
   at::Tensor rows_of(const at::Tensor& local) const;
 
+  // Of a slice: whether its rows of the owner's gradient have had no value, until now.
+  bool first_of_gradient() { return std::exchange(gradients_, owner_->gradients()) != owner_->gradients(); }
+
   PendingGradient gradient;
 
  private:
@@ -263,6 +272,7 @@ class Slot {
   at::Tensor full_;
   at::Tensor padded_;
   size_t padded_nbytes_;
+  int64_t gradients_ = 0;
   std::string unreadable_;  // the error of an access while detached
   bool attached_ = false;
 };

@@ -37,6 +37,8 @@ struct SplitSpec {
   int64_t granularity;
   int64_t sharded;
   ops::SplitDim dim;
+
+  int64_t whole_slices() const { return granularity - sharded; }
 };
 
 // The dtypes in which a parameter is computed with and its gradient averaged: see precision.hpp.

@@ -47,7 +47,8 @@ class Bound {
 
   // Of how many collectives `taken` is the sum, at most; each may be rounded in the simulator.
   int64_t collectives(const PlainPlan::Choice& c) const {
-    return 6 + (c.granularity > 1 ? 4 * c.sharded_slices * at_.slice_calls : at_.forward_gathers);
+    if (c.granularity == 1) return 6 + at_.forward_gathers;
+    return 6 + (traits(c.mode).on_host ? 6 : 4) * c.sharded_slices * at_.slice_calls;
   }
 
  private:
@@ -234,6 +235,17 @@ class Bound {
     return in_backward(Kind::Reduction, copy_of(mode, [](const Tensor& t) { return t.trainable; }));
   }
 
+  int64_t on_rank(const Tensor& weight, const WeightInSlices& slices) const {
+    const int64_t element = weight.bytes() / (op_.out_features * op_.in_features), ranks = device_.ranks;
+    int64_t bytes = 0;
+    for (const int64_t lines : slices.sharded) {
+      const int64_t rows = slices.of_rows ? lines : slices.rows,
+                    columns = slices.of_rows ? slices.columns : lines;
+      bytes += (rows / ranks + (rows % ranks != 0)) * columns * element;
+    }
+    return bytes;
+  }
+
   double in_slices(const PlainPlan::Choice& c) const {
     const Tensor& weight = op_.tensors[op_.split_tensor];
     const WeightInSlices slices(op_, c);
@@ -256,6 +268,11 @@ class Bound {
     });
     // The slice that a recomputation has used last may still be there.
     if (again && at_.slice_calls > op_.look_ups && at_.recomputed_last) of_slices -= largest;
+    if (traits(c.mode).on_host) {  // one copy of each slice in forward, and one of its gradient
+      const Seconds copied{0,
+                           device_.host.copy.beta_s_per_byte * static_cast<double>(on_rank(weight, slices))};
+      of_slices += in_forward(copied) + (weight.trainable ? in_backward(Kind::Reduction, copied) : 0);
+    }
     const int64_t beside = sent_ - (weight.trainable ? weight.reduce_bytes() : 0);
     const Seconds others = links_.all_reduce(beside), replicated = links_.all_reduce(sent(slices.replicated));
     const double whole =

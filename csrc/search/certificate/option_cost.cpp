@@ -147,7 +147,9 @@ class Columns {
   }
 
   // Whether this rank's part of it rests in host memory.
-  bool offloaded(const Tensor& t) const { return traits(choice_.mode).on_host && t.shardable; }
+  bool offloaded(const Tensor& t) const {
+    return traits(choice_.mode).on_host && (sliced() ? is_weight(t) : t.shardable);
+  }
   int64_t updated_on_host() const {
     return sum_trained([&](const Tensor& t) { return offloaded(t) ? on_rank(t) : 0; });
   }
@@ -190,16 +192,18 @@ class Columns {
   // Until a bucket has copied them, replicated gradients are in the compute dtype, if that is smaller.
   int64_t cast_bytes() const {
     if (!whole() && !sliced()) return 0;
-    return sum_trained([](const Tensor& t) { return std::max<int64_t>(0, t.bytes() - t.compute_bytes()); });
+    return sum_trained([&](const Tensor& t) {
+      return offloaded(t) ? 0 : std::max<int64_t>(0, t.bytes() - t.compute_bytes());
+    });
   }
-  int64_t not_yet_cast() const { return std::min(cast_bytes(), updated()); }
+  int64_t not_yet_cast() const { return std::min(cast_bytes(), updated() - updated_on_host()); }
 
   // While its backward runs: the gradient that it makes, and its own unit or slice.
   int64_t own_phase() const {
     if (whole()) return std::max<int64_t>(0, updated() - cast_bytes());
     if (sliced()) {
       const int64_t made_here =
-          op_.places > 1 ? 0 : updated();  // a tied weight's is made by a later operator
+          op_.places > 1 ? 0 : updated() - updated_on_host();  // a tied weight's: by a later operator
       const int64_t made = made_here + (weight().trainable ? std::max(slice_gathered(), slice_sent()) : 0);
       const bool looks_up = op_.look_ups > 0;  // the backward of a look-up gathers no slice
       return std::max<int64_t>(0, made - cast_bytes()) + (looks_up ? 0 : slice_gathered()) +
@@ -229,7 +233,7 @@ class Columns {
   int64_t leaving_later() const { return slices() > 1 ? leaving() : 0; }
   // Of gradients of slices, which are added in place to those of earlier micro-batches.
   int64_t summed_in_place() const {
-    if (!sliced() || op_.places > 1 || !weight().trainable) return 0;
+    if (!sliced() || op_.places > 1 || !weight().trainable || offloaded(weight())) return 0;
     const int64_t made = updated() + std::max(slice_gathered(), slice_sent());
     return std::min(on_rank(weight()), std::max<int64_t>(0, made - cast_bytes()));
   }
@@ -277,12 +281,27 @@ Split slices_of(const Operator& op, int64_t g) {
   return lines[rows] >= g ? splits[rows] : Split::None;
 }
 
+void add_slices(std::vector<Choice>& found, const Operator& op, const Request& request, Mode mode) {
+  if (op.split_tensor < 0) return;
+  for (const int64_t g : request.space.granularities) {
+    const Split split = slices_of(op, g);
+    if (split == Split::None) continue;
+    if (static_cast<int64_t>(found.size()) + g > kMostCandidates)
+      throw InvalidProblem("operator '" + op.name + "' can be treated in too many ways to be checked");
+    // Unsharded slices require NO_SHARD, and the others on the device.
+    const bool some = allows(request, Mode::NoShard) && mode == Mode::FullShard;
+    for (int64_t k = some ? 1 : g; k <= g; ++k) found.push_back({mode, g, k, split});
+  }
+}
+
 // It has nobody to share with: every mode is NO_SHARD or offload.
-std::vector<Choice> choices_of_one_rank(const Request& request) {
+std::vector<Choice> choices_of_one_rank(const Operator& op, const Request& request) {
   const auto& modes = request.space.modes;
   std::vector<Choice> found;
   if (!std::all_of(modes.begin(), modes.end(), [](Mode m) { return traits(m).on_host; })) found.push_back({});
-  if (allows(request, Mode::FullShardOffload)) found.push_back({Mode::FullShardOffload, 1, 1});
+  if (!allows(request, Mode::FullShardOffload)) return found;
+  found.push_back({Mode::FullShardOffload, 1, 1});
+  add_slices(found, op, request, Mode::FullShardOffload);
   return found;
 }
 
@@ -290,7 +309,7 @@ std::vector<Choice> choices(const Operator& op, const Request& request) {
   const Device& device = request.device;
   if (op.tensors.empty()) return {};
   if (std::none_of(op.tensors.begin(), op.tensors.end(), has_rows)) return {Choice{}};
-  if (device.ranks == 1) return choices_of_one_rank(request);
+  if (device.ranks == 1) return choices_of_one_rank(op, request);
   std::vector<Choice> found;
   if (allows(request, Mode::NoShard)) found.push_back({});
   for (const ModeTraits& m : kModes) {
@@ -299,18 +318,11 @@ std::vector<Choice> choices(const Operator& op, const Request& request) {
     if ((m.inside_hosts || m.by_hosts) && one_level) continue;
     found.push_back({m.mode, 1, 1});
   }
-  if (!allows(request, Mode::FullShard)) return found;
-  found.push_back({Mode::FullShard, 1, 1});
-  if (op.split_tensor < 0) return found;
-  for (const int64_t g : request.space.granularities) {
-    const Split split = slices_of(op, g);
-    if (split == Split::None) continue;
-    if (static_cast<int64_t>(found.size()) + g > kMostCandidates)
-      throw InvalidProblem("operator '" + op.name + "' can be treated in too many ways to be checked");
-    // Unsharded slices require NO_SHARD.
-    for (int64_t k = allows(request, Mode::NoShard) ? 1 : g; k <= g; ++k)
-      found.push_back({Mode::FullShard, g, k, split});
+  if (allows(request, Mode::FullShard)) {
+    found.push_back({Mode::FullShard, 1, 1});
+    add_slices(found, op, request, Mode::FullShard);
   }
+  if (allows(request, Mode::FullShardOffload)) add_slices(found, op, request, Mode::FullShardOffload);
   return found;
 }
 

@@ -88,12 +88,12 @@ class Pricer {
     return finish(c, seconds * space_.stage.part(), updated);
   }
 
-  // `sharded` of `granularity` slices of the weight are sharded, each a unit of its own; the other slices and
-  // the operator's other parameters (the bias) are replicated.
-  Candidate sliced(int64_t granularity, int64_t sharded, Split split) const {
+  // `sharded` of `granularity` slices of the weight are sharded, each a unit of its own, in host memory if
+  // the mode says so; the other slices and the operator's other parameters (the bias) are replicated.
+  Candidate sliced(Mode mode, int64_t granularity, int64_t sharded, Split split) const {
     const Tensor& weight = op_.tensors[op_.split_tensor];
     Candidate c;
-    c.mode = Mode::FullShard;
+    c.mode = mode;
     c.granularity = granularity, c.sharded_slices = sharded, c.split = split;
     const Slices slices(op_, granularity, sharded, split);
     const auto gathered = [&](int64_t part) { return slices.bytes(weight.compute_bytes(), part); };
@@ -101,37 +101,43 @@ class Pricer {
       return weight.trainable ? slices.bytes(weight.reduce_bytes(), part) : 0;
     };
     const int64_t item_bytes = weight.bytes() / (op_.out_features * op_.in_features);
-    const int64_t of_rank = slices.sum([&](int64_t part) {
+    const auto of_slice = [&](int64_t part) {
       Tensor slice = weight;  // sharded by rows
       slice.rows = slices.rows_of(part);
       slice.row_bytes = slices.columns_of(part) * item_bytes;
       return held(slice, device_.ranks);
-    });
+    };
+    const int64_t of_rank = slices.sum(of_slice);
+    const bool on_host = traits(mode).on_host;
+    const int64_t away = on_host && weight.trainable ? of_rank : 0;  // updated on the host
     const int64_t whole = slices.bytes(weight.bytes(), slices.whole);
     int64_t updated = of_rank + whole, kept_whole = whole;
     int64_t reduced = sent(slices.whole);
     if (!weight.trainable) updated = kept_whole = 0;
-    if (op_.places <= 1) c.summed_bytes = updated;
-    c.state_bytes = state(weight, of_rank + whole);
+    if (op_.places <= 1) c.summed_bytes = updated - away;
+    (on_host ? c.host_bytes : c.state_bytes) = state(weight, of_rank + whole);
     for (const Tensor& t : op_.tensors) {
       if (&t == &weight) continue;
       c.state_bytes += state(t, t.bytes()) + t.copy_bytes();
       if (t.trainable) updated += t.bytes(), kept_whole += t.bytes(), reduced += t.reduce_bytes();
     }
-    c.gradient_bytes = updated, c.whole_gradient_bytes = kept_whole;
+    c.gradient_bytes = updated - away, c.whole_gradient_bytes = kept_whole;
     c.transient_bytes = std::max(gathered(slices.large), sent(slices.large));
     // Backward of the first slice allocates the gradients that this rank keeps of all slices: of a tied
     // weight in the phase of the last operator that reads it.
     const int64_t made = in_phases_ ? slices.small : slices.large;  // phases hold what is certain
     c.own_bytes =
-        (op_.places > 1 ? 0 : updated) + (weight.trainable ? std::max(gathered(made), sent(made)) : 0);
+        (op_.places > 1 ? 0 : updated - away) + (weight.trainable ? std::max(gathered(made), sent(made)) : 0);
     const double seconds = slices.sum([&](int64_t part) {
+      const double copy = on_host ? copy_s(of_slice(part)) : 0, copies = 2 * slice_reductions() - 1;
       const double reduction =
-          sent(part) > 0 ? slice_reductions() * collectives_.reduce(c.mode).seconds(sent(part)) : 0;
-      return slice_gathers() * collectives_.gather(c.mode).seconds(gathered(part)) + reduction;
+          sent(part) > 0
+              ? slice_reductions() * collectives_.reduce(c.mode).seconds(sent(part)) + copies * copy
+              : 0;
+      return slice_gathers() * (collectives_.gather(c.mode).seconds(gathered(part)) + copy) + reduction;
     }) + all_reduce(reduced) * space_.stage.part() +
                            slices_s(op_, space_, granularity);
-    return finish(c, seconds, updated);
+    return finish(c, seconds, updated - away, away);
   }
 
  private:
@@ -244,8 +250,9 @@ class Pricer {
     const bool sharded = traits(c.mode).sharded, split = c.granularity > 1, kept = traits(c.mode).kept;
     if (!sharded || split) {  // a replicated gradient is in the compute dtype until its bucket has copied it
       int64_t cast = 0;
+      const Tensor* away = split && traits(c.mode).on_host ? &op_.tensors[op_.split_tensor] : nullptr;
       for (const Tensor& t : op_.tensors)
-        if (t.trainable) cast += std::max<int64_t>(0, t.bytes() - t.compute_bytes());
+        if (t.trainable && &t != away) cast += std::max<int64_t>(0, t.bytes() - t.compute_bytes());
       c.own_bytes = std::max<int64_t>(0, c.own_bytes - cast);
       c.summed_bytes = std::min(c.summed_bytes, c.own_bytes);
       cast = std::min(cast, c.gradient_bytes);
@@ -378,11 +385,12 @@ Candidate candidate_of(const Operator& op, const Device& device, const Space& sp
   const int64_t length = split == Split::Out ? op.out_features : split == Split::In ? op.in_features : 0;
   const bool by_rows = (split == Split::Out) != op.transposed;
   if (op.split_tensor < 0 || length == 0 || !slices_fit(length, granularity, by_rows) ||
-      sharded > granularity || (op.convolution && !by_rows)) {
+      sharded > granularity || (op.convolution && !by_rows) ||
+      (traits(mode).on_host && sharded < granularity)) {
     throw InvalidProblem("operator '" + op.name + "' cannot be computed in " + std::to_string(granularity) +
                          " slices as the plan says");
   }
-  return price.sliced(granularity, sharded, split);
+  return price.sliced(mode, granularity, sharded, split);
 }
 
 namespace {
@@ -406,17 +414,21 @@ std::vector<Candidate> every_candidate(const Operator& op, const Device& device,
     if (shards(m.mode, device) && m.mode != Mode::FullShard && allowed(m.mode) &&
         !((m.inside_hosts || m.by_hosts) && one_level(device)))
       found.push_back(price.sharded(m.mode));
-  if (!allowed(Mode::FullShard) || !shards(Mode::FullShard, device)) return found;
-  found.push_back(price.sharded(Mode::FullShard));
+  if (allowed(Mode::FullShard) && shards(Mode::FullShard, device))
+    found.push_back(price.sharded(Mode::FullShard));
   if (op.split_tensor < 0) return found;
-  for (int64_t g : space.granularities) {
-    const Split split = split_of(op, g);
-    if (split == Split::None) continue;
-    if (static_cast<int64_t>(found.size()) + g > kMostCandidates) {
-      throw InvalidProblem("operator '" + op.name + "': more than " + std::to_string(kMostCandidates) +
-                           " ways to shard it; try fewer granularities");
+  for (const Mode mode : {Mode::FullShard, Mode::FullShardOffload}) {
+    if (!allowed(mode) || !shards(mode, device)) continue;
+    for (int64_t g : space.granularities) {
+      const Split split = split_of(op, g);
+      if (split == Split::None) continue;
+      if (static_cast<int64_t>(found.size()) + g > kMostCandidates) {
+        throw InvalidProblem("operator '" + op.name + "': more than " + std::to_string(kMostCandidates) +
+                             " ways to shard it; try fewer granularities");
+      }
+      const bool some = allowed(Mode::NoShard) && !traits(mode).on_host;  // of its slices may be replicated
+      for (int64_t k = some ? 1 : g; k <= g; ++k) found.push_back(price.sliced(mode, g, k, split));
     }
-    for (int64_t k = allowed(Mode::NoShard) ? 1 : g; k <= g; ++k) found.push_back(price.sliced(g, k, split));
   }
   return found;
 }

@@ -265,7 +265,8 @@ class OptionBound {
 
   int64_t collectives(const Candidate& c) const {
     return (space_.pairs.empty() ? 6 : 12) +
-           (c.granularity > 1 ? 4 * c.sharded_slices * at_.slice_calls : at_.forward_gathers);
+           (c.granularity > 1 ? (traits(c.mode).on_host ? 6 : 4) * c.sharded_slices * at_.slice_calls
+                              : at_.forward_gathers);
   }
   // What the option lets backward save, in the bound.
   double saved(const Candidate& c) const {
@@ -370,11 +371,11 @@ class OptionBound {
       rows += t.part_bytes(ranks);
       if (t.trainable) trained += t.part_bytes(ranks);
     }
-    const auto copy = [&](int64_t bytes) {
-      return Transfer{0, static_cast<double>(bytes) * device_.host.copy.beta_s_per_byte};
-    };
     return halves_.forward.of(copy(rows)) +
            (traits(mode).inside_hosts ? 0 : halves_.backward.of_reduction(copy(trained)));
+  }
+  Transfer copy(int64_t bytes) const {
+    return {0, static_cast<double>(bytes) * device_.host.copy.beta_s_per_byte};
   }
 
   double sliced(const Candidate& c) const {
@@ -403,6 +404,13 @@ class OptionBound {
       return f.of(gather_of(part)) * calls + b.of(gather_of(part)) * backwards +
              b.of_reduction(reduce_of(part)) * calls;
     });
+    if (traits(c.mode).on_host) {
+      const int64_t item = weight.bytes() / (parts.rows * parts.columns), ranks = device_.ranks;
+      const int64_t rows = parts.sum([&](int64_t part) {
+        return (parts.rows_of(part) + ranks - 1) / ranks * parts.columns_of(part) * item;
+      });
+      sum += f.of(copy(rows)) + (weight.trainable ? b.of_reduction(copy(rows)) : 0);
+    }
     const int64_t slice = parts.bytes(weight.compute_bytes(), parts.small);
     const bool stays = again && products > 0 && at_.recomputed_last;  // the slice that backward begins with
     if (stays) sum -= b.of(gather_of(parts.large)) + (waited_for(slice) ? b_waits : 0);

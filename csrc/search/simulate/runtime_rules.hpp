@@ -28,9 +28,12 @@ struct ReductionMemory {
   int64_t begins = 0, copied = 0, ends = 0, waits = 0;
 };
 
-// `adds`: to the gradient of earlier micro-batches. A slice's mean is added to the split weight's gradient.
+// `adds`: to the gradient of earlier micro-batches, or to that of another call of a slice. A slice's mean is
+// added to the split weight's gradient, or goes to the host.
 inline ReductionMemory memory_of(const StepUnit& unit, bool adds, bool enqueue) {
-  const bool added = adds || unit.slice;  // the means are freed
+  const bool on_host = unit.host_gradient_bytes > 0;
+  adds |= unit.slice && on_host && unit.calls.size() > 1;
+  const bool added = adds || (unit.slice && !on_host);  // the means are freed
   const int64_t kept = added ? 0 : unit.kept_gradient_bytes - unit.host_gradient_bytes;
   const int64_t cast = added ? 0 : unit.cast_bytes, brought = adds ? unit.host_gradient_bytes : 0;
   const int64_t means = unit.kept_gradient_bytes - unit.cast_bytes + unit.mean_bytes;

@@ -387,6 +387,21 @@ class Builder {
     longer(averaged ? u.average : u.reduce, u.further_ps);
   }
 
+  // The same of a slice of `part` of a weight. Of several calls that make its gradient, all but the first add
+  // to what is on the host.
+  void add_copies_of_slice(StepUnit& u, const Tensor& weight, const Slices& slices, int64_t part) const {
+    const int64_t item = weight.bytes() / (slices.rows * slices.columns), ranks = request_.device.ranks;
+    const int64_t rows = (slices.rows_of(part) + ranks - 1) / ranks * slices.columns_of(part) * item;
+    Offloaded away{rows, weight.trainable ? rows : 0, 0};
+    if (weight.compute_bytes() != weight.bytes()) away.brought = rows;
+    if (weight.trainable) {
+      if (weight.reduce_bytes() != weight.bytes()) u.mean_bytes = u.kept_gradient_bytes, u.cast_bytes = rows;
+      u.kept_gradient_bytes = rows;
+    }
+    add_copies(u, away, false);
+    if (u.calls.size() > 1) u.reduce.alone_ps += u.further_ps, u.reduce.beside_ps += u.further_ps;
+  }
+
   // The bytes of the gradient of `t`, or of a slice of it with so many `rows` and bytes, that are copied to
   // be sent: it is padded if the ranks cannot share its rows evenly, and cast if it is reduced in another
   // dtype.
@@ -503,6 +518,7 @@ class Builder {
       if (weight.trainable)
         u.kept_gradient_bytes = (sent + request_.device.ranks - 1) / request_.device.ranks,
         u.copied_bytes = copied(weight, slices.rows_of(part), sent, choice.mode);
+      if (traits(choice.mode).on_host) add_copies_of_slice(u, weight, slices, part);
     }
     int64_t others = 0;
     for (const Tensor& t : op.tensors) others += t.trainable && &t != &weight ? t.reduce_bytes() : 0;

@@ -18,9 +18,18 @@ def description() -> osdp.ModelDescription:
         return osdp.describe(nn.Sequential(*layers), torch.zeros(8, 1024))
 
 
-def search(description: osdp.ModelDescription, memory: str | int, *modes: str) -> osdp.Plan:
+def search(
+    description: osdp.ModelDescription, memory: str | int, *modes: str, granularity: int | str = 1
+) -> osdp.Plan:
     return osdp.search(
-        description, memory=memory, hardware="h100-8", world_size=1, batch_size=8, modes=modes, gap=0
+        description,
+        memory=memory,
+        hardware="h100-8",
+        world_size=1,
+        batch_size=8,
+        modes=modes,
+        gap=0,
+        granularity=granularity,
     )
 
 
@@ -35,6 +44,18 @@ def test_it_offloads_what_does_not_fit(description: osdp.ModelDescription) -> No
     assert some.predicted and some.predicted.peak_memory_bytes <= limit
     assert {choice.mode for choice in some.choices.values()} == set(BOTH)
     assert whole.predicted.step_time_s < some.predicted.step_time_s < away.predicted.step_time_s
+
+
+def test_slices_come_from_the_host_where_whole_weights_do_not_fit(
+    description: osdp.ModelDescription,
+) -> None:
+    with pytest.raises(osdp.InfeasibleError):
+        search(description, "630MiB", *BOTH)
+    plan = search(description, "630MiB", *BOTH, granularity="auto")
+    osdp.verify(plan)
+    assert plan.predicted and plan.predicted.peak_memory_bytes <= 630 * 2**20
+    sliced = [choice for choice in plan.choices.values() if choice.granularity > 1]
+    assert sliced and all(c.traits.on_host and c.slices_sharded == c.granularity for c in sliced)
 
 
 def test_where_all_fits_nothing_is_offloaded(description: osdp.ModelDescription) -> None:

@@ -177,7 +177,7 @@ def computing_dtypes(description: ModelDescription, precision: str) -> dict[str,
     for o in description.operators:
         for p in o.parameters:
             bytes_of[p.dtype] = bytes_of.get(p.dtype, 0) + p.elements
-        if o.parameters:
+        if o.parameters and o.calls:
             own[o.name] = max(o.parameters, key=lambda p: p.elements).dtype
     most = max(bytes_of, key=bytes_of.__getitem__, default="float32")
     found = {o.name: own.get(o.name, most) for o in description.operators}

@@ -18,6 +18,7 @@ from osdp.plan.searched import OperatorCollectives
 from osdp.planning.core_inputs import compute_s, computing_dtypes, itemsize, make_model, signature
 from osdp.planning.degrees.chain import Chain, Link, for_stages
 from osdp.planning.degrees.collectives import collectives_of
+from osdp.planning.degrees.divided_operators import with_own_names
 from osdp.planning.degrees.layout import Degrees, Layout
 from osdp.planning.degrees.local_operators import LocalOperators
 from osdp.planning.degrees.schedule_memory import last_outputs
@@ -87,7 +88,9 @@ class Sharing:
     def manner(self, problem: SearchProblem) -> _search.Manner:
         """How the chain is carried out, in the manner of a problem of a part of it: the same in all of a search."""
         if self._manner is None:
-            self._manner = dataclasses.replace(problem, description=self.chain.description).manner()
+            self._manner = dataclasses.replace(
+                problem, description=with_own_names(self.chain.description)
+            ).manner()
         return self._manner
 
     def least_bytes(

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
-from osdp.base.names import is_in, modules_around
+from osdp.base.names import is_in, joined, modules_around
 from osdp.description.model_description import SAVED_BYTES, WORK_BYTES, ModelDescription, Operator, Read
 from osdp.planning.core_inputs import itemsize
 
@@ -108,6 +108,15 @@ def divided(d: ModelDescription) -> ModelDescription:
     operators = list(behind.get(-1, ()))
     for i, o in enumerate(d.operators):
         operators += [*computing.get(i, (o,)), *behind.get(i, ())]
+    return dataclasses.replace(d, operators=tuple(operators))
+
+
+def with_own_names(d: ModelDescription) -> ModelDescription:
+    """With another name for each part, inside of its module: when it is gathered and how large it is, is kept by name."""
+    operators = (
+        dataclasses.replace(o, name=joined(o.name, f"part {i}")) if is_part(o) else o
+        for i, o in enumerate(d.operators)
+    )
     return dataclasses.replace(d, operators=tuple(operators))
 
 

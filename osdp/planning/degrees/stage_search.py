@@ -115,8 +115,10 @@ class StageSearches:
             hosts=self.hosts,
             stage=stage,
         )
-        # Its planner is a part of the chain's, instead of made anew, unless operators have several parts.
-        if not self.chain.divided & {o.name for o in description.operators}:
+        # Its planner is a part of the chain's, instead of made anew, unless it has several parts of one operator, or what is
+        # always whole may be another part's.
+        parts = sum(len(link.operators) for link in self.chain.links[first:end])
+        if parts == len(description.operators) and not (self.chain.divided and self.whole.searched.whole):
             problem.__dict__["planner"] = problem.planner_of(*self._part(first, end, problem))
         return problem
 

@@ -128,11 +128,27 @@ def _buffers_of_cut(d: ModelDescription, links: tuple[Link, ...]) -> list[_Buffe
 def for_stages(d: ModelDescription) -> ModelDescription:
     """The description with operators of modules that are cut in parts, and with what a module around several blocks computes
     itself behind them, where its forward ends."""
-    d = divided(d)
+    d = _gathered_around(divided(d))
     ends = [o.name for o in d.operators if is_end(d, o)] if blocks_of(d) else []
     for name in sorted(ends, key=lambda n: -len(list(modules_around(n)))):
         d = _with_end_last(d, name)
     return d
+
+
+def _gathered_around(d: ModelDescription) -> ModelDescription:
+    """With parameters that a module around several blocks reads gathered for the model's call: what a stage passes on leaves
+    such a module in the middle, so its backward does not begin at the module's end."""
+
+    def place(module: str) -> str:
+        return "" if holds_several(d, module) else module
+
+    operators = (
+        dataclasses.replace(o, gather_at=tuple(dict.fromkeys(map(place, o.gather_at))))
+        if is_read_around(o)
+        else o
+        for o in d.operators
+    )
+    return dataclasses.replace(d, operators=tuple(operators))
 
 
 def _with_end_last(d: ModelDescription, name: str) -> ModelDescription:

@@ -81,10 +81,17 @@ struct Pricing::Place {
     if (paper || phase < op) return o.after + (phase + static_cast<size_t>(o.left_phases) >= op ? o.left : 0);
     return o.before + (phase == op ? o.own - o.late : 0) + (phase < end ? o.held : 0);
   }
-  void change(const SlotOption& o, std::vector<int64_t>& phases, Decision& decision, bool paper) {
-    for (size_t j = 0; j < phases.size(); ++j) phases[j] += bytes(o, j, paper) - bytes(*now, j, paper);
+  void change(const SlotOption& o, PhaseMaxima& phases, Decision& decision, bool paper) {
+    const SlotOption from = *now;
     now = &o;
     decision.choices[op] = o.candidate;
+    if (paper) return phases.add(0, 1, o.after - from.after);
+    phases.add(0, op, o.after - from.after);
+    phases.add(op - static_cast<size_t>(from.left_phases), op, -from.left);
+    phases.add(op - static_cast<size_t>(o.left_phases), op, o.left);
+    phases.add(op, phases.size(), o.before - from.before);
+    phases.add(op, op + 1, o.own - o.late - from.own + from.late);
+    phases.add(op, end, o.held - from.held);
   }
 };
 
@@ -113,7 +120,7 @@ std::vector<Pricing::Place> Pricing::places(const Decision& decision) const {
   return found;
 }
 
-void Pricing::improve(Decision& decision, std::vector<int64_t>& phases, int64_t limit,
+void Pricing::improve(Decision& decision, PhaseMaxima& phases, int64_t limit,
                       const std::vector<double>& prices) const {
   struct Move {
     double worth;
@@ -137,41 +144,32 @@ void Pricing::improve(Decision& decision, std::vector<int64_t>& phases, int64_t 
   }
   std::stable_sort(moves.begin(), moves.end(),
                    [](const Move& a, const Move& b) { return a.worth > b.worth; });
-  // Prefix and suffix maxima of the phases.
-  std::vector<int64_t> left(phases_ + 1, -kLargestSum), right(phases_ + 1, -kLargestSum);
-  const auto refresh = [&] {
-    for (size_t j = 0; j < phases_; ++j) left[j + 1] = std::max(left[j], phases[j]);
-    for (size_t j = phases_; j-- > 0;) right[j] = std::max(right[j + 1], phases[j]);
-  };
-  refresh();
   for (const Move& v : moves) {
     Place& p = *v.place;
     if (p.now == v.to || p.now->time <= v.to->time) continue;
     if (paper_) {
-      if (phases[0] + v.to->after - p.now->after > limit) continue;
+      if (phases.at(0) + v.to->after - p.now->after > limit) continue;
     } else {
-      if (left[p.op] + v.to->after - p.now->after > limit) continue;
-      if (right[p.op] + v.to->before - p.now->before > limit) continue;
+      if (phases.before_exceeds(p.op, limit - v.to->after + p.now->after)) continue;
+      if (phases.from_exceeds(p.op, limit - v.to->before + p.now->before)) continue;
       bool fits = true;
       for (size_t j = p.op - static_cast<size_t>(v.to->left_phases); j < std::max(p.end, p.op + 1) && fits;
            ++j) {
-        fits = phases[j] + p.bytes(*v.to, j, false) - p.bytes(*p.now, j, false) <= limit;
+        fits = phases.at(j) + p.bytes(*v.to, j, false) - p.bytes(*p.now, j, false) <= limit;
       }
       if (!fits) continue;
     }
     p.change(*v.to, phases, decision, paper_);
-    refresh();
   }
 }
 
-bool Pricing::repair(Decision& decision, std::vector<int64_t>& phases, int64_t limit) const {
+bool Pricing::repair(Decision& decision, PhaseMaxima& phases, int64_t limit) const {
   std::vector<Place> all = places(decision);
   std::vector<std::tuple<const void*, const SlotOption*, bool>> seen;
   for (int turn = 0; turn < 100; ++turn) {
-    const auto worst = std::max_element(phases.begin(), phases.end());
-    if (*worst <= limit) return true;
-    const auto j = static_cast<size_t>(worst - phases.begin());
-    const int64_t over = *worst - limit;
+    const size_t j = phases.largest_phase();
+    const int64_t over = phases.at(j) - limit;
+    if (over <= 0) return true;
     Place* place = nullptr;
     const SlotOption* to = nullptr;
     double least = 0;

@@ -4,6 +4,7 @@
 // complete plan whose phases can be checked.
 #pragma once
 
+#include "search/bounds/phase_maxima.hpp"
 #include "search/problem/phases.hpp"
 #include "search/problem/problem.hpp"
 #include "search/problem/ways.hpp"
@@ -25,14 +26,13 @@ class Pricing {
   Decision cheapest(const std::vector<double>& prices) const;
 
   // Greedily moves operators of a plan to faster options while every phase stays within `limit` bytes (net of
-  // the reserve): changes that save most time per priced byte first. Updates `phases`, the plan's memory per
-  // phase.
-  void improve(Decision& decision, std::vector<int64_t>& phases, int64_t limit,
+  // the reserve): changes that save most time per priced byte first. `phases`: the plan's memory, updated.
+  void improve(Decision& decision, PhaseMaxima& phases, int64_t limit,
                const std::vector<double>& prices) const;
 
   // Greedily moves operators of a plan to smaller options until every phase is within the limit: changes that
   // cost least time per byte first. Returns false if that fails.
-  bool repair(Decision& decision, std::vector<int64_t>& phases, int64_t limit) const;
+  bool repair(Decision& decision, PhaseMaxima& phases, int64_t limit) const;
 
  private:
   struct Place;

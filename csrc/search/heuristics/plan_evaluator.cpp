@@ -11,6 +11,7 @@ PlanEvaluator::PlanEvaluator(const Request& request, const PlanPlayer& player, i
                              int64_t times)
     : request_(request),
       player_(player),
+      builder_(player.builder()),
       model_(player.model(times)),
       most_bytes_(most_bytes),
       classes_(find_equivalence_classes(model_, request)),
@@ -80,7 +81,8 @@ PlainPlan PlanEvaluator::choices_of(const IndexedPlan& plan) const {
 const PlanEvaluator::Built& PlanEvaluator::build(const IndexedPlan& plan) {
   if (built_ && built_->plan == plan) return *built_;
   const PlainPlan choices = choices_of(plan);
-  Step step = player_.step(choices, player_.units(choices, largest_transient(classes_, plan.decision)));
+  Step step =
+      player_.step(choices, player_.units(choices, largest_transient(classes_, plan.decision)), builder_);
   const int64_t peak = player_.fit(step, most_bytes_);
   built_ = Built{plan, std::move(step), peak};
   return *built_;

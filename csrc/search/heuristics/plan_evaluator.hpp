@@ -68,6 +68,7 @@ class PlanEvaluator {
 
   const Request& request_;
   const PlanPlayer& player_;
+  StepBuilder builder_;
   const Model& model_;
   const int64_t most_bytes_;
   const EquivalenceClasses classes_;

@@ -202,7 +202,7 @@ class Polisher {
 
   // Improves the objective while the sum keeps the limit.
   void fill(IndexedPlan& plan, int64_t limit) {
-    std::vector<int64_t> phases = phases_of(plan);
+    PhaseMaxima phases(phases_of(plan));
     const std::vector<double> prices(phases.size(), 1.0 / static_cast<double>(phases.size()));
     pricing_of(plan).improve(plan.decision, phases, limit, prices);
   }
@@ -219,15 +219,11 @@ class Polisher {
   bool repair(IndexedPlan& plan) {
     for (int n = 0; n < kRepairs; ++n) {
       if (fits(plan)) return true;
-      std::vector<int64_t> phases = phases_of(plan);
-      const Pricing& pricing = pricing_of(plan);
-      if (!pricing.repair(plan.decision, phases, largest(phases) + spare(plan))) return false;
+      PhaseMaxima phases(phases_of(plan));
+      const int64_t most = phases.at(phases.largest_phase()) + spare(plan);
+      if (!pricing_of(plan).repair(plan.decision, phases, most)) return false;
     }
     return fits(plan);
-  }
-
-  static int64_t largest(const std::vector<int64_t>& phases) {
-    return *std::max_element(phases.begin(), phases.end());
   }
 
   std::vector<int64_t> phases_of(const IndexedPlan& plan) const {

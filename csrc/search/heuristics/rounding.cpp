@@ -22,15 +22,15 @@ void BranchAndBound::round(const BranchNode& w) {
   if (sum == 0) sum = w.bound / static_cast<double>(std::max<int64_t>(limit, 1));
   for (int turn = 0; turn < kTurns && !watch_.stopped(); ++turn) {
     Decision decision = pricing.cheapest(prices);
-    std::vector<int64_t> phases = phase_bytes(model_, request_, classes_, decision, w.lo);
+    PhaseMaxima phases(phase_bytes(model_, request_, classes_, decision, w.lo));
     watch_.spent(static_cast<int64_t>(200 * phases.size()));
-    const auto worst = std::max_element(phases.begin(), phases.end());
-    if (*worst <= limit) {
+    const size_t worst = phases.largest_phase();
+    if (phases.at(worst) <= limit) {
       pricing.improve(decision, phases, limit, prices);
       offer(decision, w.lo);
       return;
     }
-    prices[static_cast<size_t>(worst - phases.begin())] += kShare * sum;
+    prices[worst] += kShare * sum;
     sum += kShare * sum;
   }
 }

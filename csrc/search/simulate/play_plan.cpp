@@ -87,10 +87,15 @@ PlannedUnit PlanPlayer::planned(const Members& members) const {
 }
 
 Step PlanPlayer::step(const PlainPlan& plan, const std::vector<Members>& units) const {
+  StepBuilder once = builder();
+  return step(plan, units, once);
+}
+
+Step PlanPlayer::step(const PlainPlan& plan, const std::vector<Members>& units, StepBuilder& builder) const {
   std::vector<PlannedUnit> joined;
   joined.reserve(units.size());
   for (const Members& members : units) joined.push_back(planned(members));
-  return step_of(model(plan.batch.size), request_, plan, std::move(joined), manner_.delay, manner_.lanes);
+  return builder.build(model(plan.batch.size), plan, std::move(joined));
 }
 
 int64_t PlanPlayer::largest_peak(const Step& step) const {

@@ -56,6 +56,9 @@ class PlanPlayer {
   std::vector<Members> units(const PlainPlan& plan, int64_t transient_bytes) const;
   // The step of a plan, for the methods below.
   Step step(const PlainPlan& plan, const std::vector<Members>& units) const;
+  // The same, of many plans.
+  Step step(const PlainPlan& plan, const std::vector<Members>& units, StepBuilder& builder) const;
+  StepBuilder builder() const { return {request_, manner_.delay, manner_.lanes}; }
   // Simulates a step without recording events and memory. Every micro-batch ends by waiting for all
   // communication, so all after the first take equally long, and at most two are simulated; in a stage of a
   // pipeline all but the first and the last, and at most three. Throws InvalidProblem if the time overflows.

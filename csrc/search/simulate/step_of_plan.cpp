@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "search/problem/collective_time.hpp"
 #include "search/problem/equivalence_classes.hpp"
 #include "search/problem/problem.hpp"
 #include "search/problem/slices.hpp"
@@ -30,59 +29,23 @@ std::vector<bool> bare_ends(const Model& model) {
   return bare;
 }
 
-// Durations of the units' collectives, alone on their lane.
-class Links {
- public:
-  Links(const Device& device, const Collective& delay)
-      : collectives_(device), copy_(device.host.copy), delay_(delay) {}
-
-  LaneTime gather(int64_t bytes, Mode mode) const { return time(collectives_.gather(mode), bytes); }
-  LaneTime gather_again(int64_t bytes, Mode mode) const {
-    return time(collectives_.gather_again(mode), bytes);
-  }
-  LaneTime reduce(int64_t bytes, Mode mode) const { return time(collectives_.reduce(mode), bytes); }
-  LaneTime all_reduce(int64_t bytes) const { return time(collectives_.all_reduce(), bytes); }
-  LaneTime average(int64_t bytes, Mode mode) const {
-    return reduced_between(traits(mode)) ? time(collectives_.average(mode), bytes) : LaneTime{};
-  }
-  // To or from host memory.
-  int64_t copy_ps(int64_t bytes) const {
-    const double seconds = copy_.alpha_s + static_cast<double>(bytes) * copy_.beta_s_per_byte;
-    return bytes == 0 ? 0 : picoseconds(seconds, "a copy");
-  }
-
- private:
-  // Without and with concurrent computation.
-  LaneTime time(const CollectiveTime& of, int64_t bytes) const {
-    if (bytes == 0) return {};
-    const auto ps = [](double seconds) { return picoseconds(seconds, "a collective"); };
-    const int64_t alone = ps(of.seconds(bytes));
-    const int64_t transfer = std::min(alone, ps(of.transfer_s(bytes)));
-    return {alone, ps(of.delayed_s(bytes, delay_)), transfer,
-            of.between_hosts() ? Link::BetweenHosts : Link::InsideHost,
-            std::min(transfer, ps(of.inside_s(bytes)))};
-  }
-
-  const Collectives collectives_;
-  const Collective copy_, delay_;
-};
-
 class Builder {
  public:
-  Builder(const Model& model, const Request& request, const PlainPlan& plan, const Collective& delay)
+  Builder(const Model& model, const Request& request, const PlainPlan& plan, const LaneTimes& links,
+          ChoiceCandidates& candidates)
       : model_(model),
         request_(request),
         plan_(plan),
-        in_a_micro_batch_(request.space),
-        links_(request.device, delay),
+        links_(links),
+        candidates_(candidates),
         modes_(model.operators.size(), Mode::NoShard),
         sliced_(model.operators.size()),
         kept_gradients_(model.operators.size()) {
     validate(model, plan);
-    if (request.space.stage.once() && plan.batch.accumulation != request.space.stage.micro_batches)
-      throw InvalidProblem("a stage of " + std::to_string(request.space.stage.micro_batches) +
+    const PipelineStage& stage = request_.space.stage;
+    if (stage.once() && plan.batch.accumulation != stage.micro_batches)
+      throw InvalidProblem("a stage of " + std::to_string(stage.micro_batches) +
                            " micro-batches is played with " + std::to_string(plan.batch.accumulation));
-    in_a_micro_batch_.stage = {};  // of what lasts through them the units know
   }
 
   Step build(std::vector<PlannedUnit> units, Lanes lanes) {
@@ -134,8 +97,7 @@ class Builder {
     o.work_bytes = of_batch(op.work_bytes_fixed, op.work_bytes_per_sample);
     if (op.tensors.empty()) return;
     const PlainPlan::Choice& choice = plan_.choices[i];
-    const Candidate c = candidate_of(op, request_.device, in_a_micro_batch_, way, choice.mode,
-                                     choice.granularity, choice.sharded_slices, choice.split);
+    const Candidate& c = candidates_.of(i, op, way, choice);
     modes_[i] = c.mode;
     o.resident_bytes = c.state_bytes - c.gradient_bytes;
     // Backward of the first slice allocates the gradients that this rank keeps of all slices.
@@ -533,8 +495,8 @@ class Builder {
   const Model& model_;
   const Request& request_;
   const PlainPlan& plan_;
-  Space in_a_micro_batch_;
-  const Links links_;
+  const LaneTimes& links_;
+  ChoiceCandidates& candidates_;
   Step step_;
   std::vector<Mode> modes_;  // by operator: its actual mode
   std::vector<bool> sliced_;
@@ -546,9 +508,23 @@ class Builder {
 
 }  // namespace
 
-Step step_of(const Model& model, const Request& request, const PlainPlan& plan,
-             std::vector<PlannedUnit> units, const Collective& delay, Lanes lanes) {
-  return Builder(model, request, plan, delay).build(std::move(units), lanes);
+ChoiceCandidates::ChoiceCandidates(const Request& request) : device_(request.device), space_(request.space) {
+  space_.stage = {};  // of what lasts through micro-batches the units know
+}
+
+const Candidate& ChoiceCandidates::of(size_t i, const Operator& op, Recompute way,
+                                      const PlainPlan::Choice& choice) {
+  known_.resize(std::max(known_.size(), i + 1));
+  for (const Known& k : known_[i])
+    if (k.way == way && k.choice == choice) return k.candidate;
+  known_[i].push_back({way, choice,
+                       candidate_of(op, device_, space_, way, choice.mode, choice.granularity,
+                                    choice.sharded_slices, choice.split)});
+  return known_[i].back().candidate;
+}
+
+Step StepBuilder::build(const Model& model, const PlainPlan& plan, std::vector<PlannedUnit> units) {
+  return Builder(model, request_, plan, links_, candidates_).build(std::move(units), lanes_);
 }
 
 }  // namespace osdp::search

@@ -370,7 +370,8 @@ def peak_between_hosts(me: Member, mode: str) -> tuple[int, int]:
     gc.collect()
     empty = _C.memory_live_bytes() - x.nbytes
     model = osdp.fully_shard(make(), plan, me.group, ranks_per_host=2)
-    peaks = step_peaks(model, x, empty, 12, micro_batches=2)  # how many rows wait depends on the timing of each
+    # How many rows wait depends on the timing of each step.
+    peaks = step_peaks(model, x, empty, 12, micro_batches=2)
     machine = replace(osdp.Hardware.load("rtx-titan-8"), world_size=me.world, device="cpu")
     return max(peaks), plan.simulate(machine, me.world, hosts=2).largest_peak_bytes
 

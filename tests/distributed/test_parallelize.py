@@ -70,10 +70,12 @@ def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
     return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def plan_for(model: nn.Module, tensor: int, pipeline: int, ranks: int, **asked: Any) -> osdp.ParallelPlan:
+def plan_for(
+    model: nn.Module, tensor: int, pipeline: int, ranks: int, sample: Tensor | None = None, **asked: Any
+) -> osdp.ParallelPlan:
     plan = osdp.search(
         model,
-        (batch(0)[0][:2],),
+        (batch(0)[0][:2] if sample is None else sample,),
         **{
             "memory": "8GiB",
             "world_size": ranks,

@@ -6,18 +6,19 @@ import dataclasses
 from typing import Any
 
 import pytest
+import test_parallelize
 import torch
 from harness import Member
 from support import plans
 from support.pair import close, naming
-from test_parallelize import STYLES, WIDTH, WORDS, Block
+from test_parallelize import SAMPLES, STYLES, WIDTH, WORDS, Block
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
 
 import osdp
 
-SAMPLES, PATCHES, LENGTH = 8, 4, 6
+PATCHES, LENGTH = 4, 6
 
 
 class Vit(nn.Module):
@@ -85,24 +86,9 @@ def batch(kind: type[nn.Module], step: int) -> tuple[Tensor, Tensor]:
 
 
 def plan_for(model: nn.Module, tensor: int, pipeline: int, ranks: int, **asked: Any) -> osdp.ParallelPlan:
-    plan = osdp.search(
-        model,
-        (batch(Vit if isinstance(model, Vit) else Gpt, 0)[0][:2],),
-        **{
-            "memory": "8GiB",
-            "world_size": ranks,
-            "hardware": "a100-8",
-            "global_batch_size": SAMPLES,
-            "batch_size": 1,
-            "tensor_parallel": tensor,
-            "pipeline_parallel": pipeline,
-            "tp_plan": STYLES_OF[Vit if isinstance(model, Vit) else Gpt] if tensor > 1 else None,
-            "gap": 0.5,
-            **asked,
-        },
-    )
-    assert isinstance(plan, osdp.ParallelPlan)
-    return plan
+    kind = Vit if isinstance(model, Vit) else Gpt
+    asked = {"tp_plan": STYLES_OF[kind] if tensor > 1 else None, **asked}
+    return test_parallelize.plan_for(model, tensor, pipeline, ranks, batch(kind, 0)[0][:2], **asked)
 
 
 def trains(

@@ -22,7 +22,7 @@ from typing import Any
 
 from torch import nn
 
-from osdp.base.modules import is_compiled
+from osdp.base.modules import unwrapped
 from osdp.base.warned import warn
 from osdp.errors import ShardingError
 from osdp.sharding.load_state_dict import loading
@@ -45,7 +45,7 @@ def show_full_parameters(model: nn.Module, sharded: Sharded) -> None:
     """Make the state dicts of modules that are not prepared yet show full parameters."""
     apart = set(modules_in_parts(model))
     for module in model.modules():
-        wraps = is_compiled(module) or hasattr(type(module), "_osdp_wrapped")  # the module inside is enough
+        wraps = unwrapped(module) is not module  # the module inside is enough
         if module in sharded.shown or module in apart or (wraps and module is not model):
             continue
         sharded.shown.add(module)

@@ -134,3 +134,35 @@ def copied(me: Member) -> None:
 
 def test_copies_of_compiled_models(ranks):
     ranks(copied, world=2)
+
+
+class Scaled(blocks.Block):
+    """With a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.arange(blocks.HIDDEN) / 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.scale
+
+
+def states(me: Member) -> None:
+    """Of a block that is compiled in place and has a parameter of its own, of such a layer, before and after sharding."""
+    for when in ("before", "after"):
+        model = nn.Sequential(Scaled(), nn.Linear(blocks.HIDDEN, 3), nn.Linear(3, 3)).double()
+        wanted = copy.deepcopy(model.state_dict())
+        plan = osdp.Plan.uniform(osdp.describe(model, torch.zeros(2, blocks.HIDDEN).double()), "FULL_SHARD")
+        for compiled in model[:2] if when == "before" else ():
+            compiled.compile(backend="eager")
+        osdp.fully_shard(model, plan, me.group)
+        for compiled in model[:2] if when == "after" else ():
+            compiled.compile(backend="eager")
+        wanted = {name: 2 * me.once(lambda value=value: value) for name, value in wanted.items()}
+        model.load_state_dict(wanted)
+        for name, got in {**model.state_dict(), **model[0].state_dict(prefix="0.")}.items():
+            close(got, wanted[name], 0, f"{name}, compiled {when}")
+
+
+def test_state_dicts_of_what_is_compiled_in_place_are_full(ranks):
+    ranks(states, world=2)

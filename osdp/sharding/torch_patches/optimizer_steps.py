@@ -7,11 +7,15 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from osdp.base.modules import not_a_frame
 from osdp.errors import ShardingError
+from osdp.sharding.dtensor_parameters import shows_dtensors
 from osdp.sharding.sharded_model import sharded_models
 from osdp.sharding.torch_patches.elementwise_probe import check_before_step
 from osdp.sharding.torch_patches.replaced import hook
@@ -19,12 +23,29 @@ from osdp.sharding.torch_patches.replaced import hook
 
 def watch_steps() -> None:
     """Install a hook that every `Optimizer.step` calls first."""
-    hook(register_optimizer_step_pre_hook(_before_step))
+    disable: Any = torch.compiler.disable  # the step may be compiled; the checks cannot be
+    check = disable(_before_step)
+
+    def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        return check(optimizer, args, kwargs, compiled=get_eval_frame_callback() is not None)
+
+    before_step._torchdynamo_disable = True  # type: ignore[attr-defined]
+    hook(register_optimizer_step_pre_hook(not_a_frame(before_step)))
 
 
-def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+def _refuse_dtensors(optimizer: Optimizer) -> None:
+    if shows_dtensors(p for group in optimizer.param_groups for p in group["params"]):
+        raise ShardingError(
+            f"{type(optimizer).__name__}.step() is compiled, and Dynamo does not know the parameters that OSDP shows "
+            "as DTensors. Step outside of torch.compile, or shard the model with a plan: its parameters are plain tensors"
+        )
+
+
+def _before_step(optimizer: Optimizer, args: Any, kwargs: Any, compiled: bool) -> tuple[Any, Any] | None:
     """`args`: the optimizer and the arguments of `step`. With a closure, which computes the gradients, they
     are checked after it."""
+    if compiled:
+        _refuse_dtensors(optimizer)
     _let_go(optimizer)
     check_before_step(optimizer)
     if len(args) > 1 and callable(args[1]):

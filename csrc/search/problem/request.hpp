@@ -181,11 +181,8 @@ struct Request {
   bool moves_nothing() const { return search::moves_nothing(device, space); }
 };
 
-// Whether a block is recomputed or not, so that its operators are decided together.
-inline bool decides_blocks(const Request& request) {
-  return std::any_of(request.recompute.begin(), request.recompute.end(),
-                     [](Recompute r) { return r != Recompute::None; });
-}
+// Whether the operators of a block are decided together. The paper's costs are a sum over operators.
+inline bool decides_blocks(const Request& request) { return !request.paper(); }
 
 inline std::vector<BatchRange> Request::ranges() const {
   if (batches.empty()) return {{{sizes.least, 1}, {sizes.most, 1}}};

@@ -219,10 +219,17 @@ class Positions {
     p.together = a.block >= 0 && a.block == b.block;
     p.in_backward = p.together || a.block < 0 || ends_block(earlier);
     p.in_recompute = p.together && b.position.gathered_again;
+    p.in_turn = manner_.lanes.enqueue && reduced(a) && reduced(b);
     return p;
   }
+  static bool reduced(const Operator& op) {
+    return std::any_of(op.tensors.begin(), op.tensors.end(),
+                       [](const Tensor& t) { return t.trainable && t.shardable && t.bytes() > 0; });
+  }
 
-  // Note [Neighbours] in problem/step_bound.hpp.
+  static constexpr int64_t kRoundingPs = 4;  // of what an operator computes
+
+  // Notes [Neighbours] and [Turns] in problem/step_bound.hpp.
   void set_neighbours() {
     const size_t n = model_.operators.size();
     std::vector<int> begins(n), ends(n);
@@ -239,18 +246,23 @@ class Positions {
     int128 waits_forward = 0, waits_backward = 0, pairs = 0;  // what pairs subtract of it, at most
     int earlier = -1;
     NeighbourPair between;
+    Linear in_turn;       // of backward, with the earlier one's own
     bool broken = false;  // by what may be sliced or recomputed between the two, or is not small
     for (size_t i = 0; i < n; ++i) {
       Operator& op = model_.operators[i];
       const auto ps = [&](double seconds) { return picoseconds(seconds, "operator", op.name); };
       const int64_t both = ps(op.compute_s_per_sample), again = ps(op.recompute_s_per_sample);
       const int64_t own_backward = both - std::min(both, again);
+      const int64_t fixed = ps(op.compute_s_fixed), fixed_again = ps(op.recompute_s_fixed);
+      const Linear own{fixed - std::min(fixed, fixed_again) + kRoundingPs, own_backward};
       forward += std::min(both, again), backward += own_backward;
       if (stands_alone(i, begins, ends)) {
         if (earlier >= 0 && !broken) {
           NeighbourPair p = pair_of(static_cast<size_t>(earlier), i);
           p.forward_per_sample = between.forward_per_sample;
           p.backward_per_sample = between.backward_per_sample, p.backward_fixed = between.backward_fixed;
+          p.turn_per_sample = in_turn.per_sample;
+          p.turn_fixed = in_turn.fixed;
           waits_forward += p.forward_per_sample, ++pairs;
           waits_backward += p.backward_per_sample;
           if (p.in_recompute) waits_backward += NeighbourPair::kMostSlowdown * p.forward_per_sample + 1;
@@ -258,6 +270,7 @@ class Positions {
             model_.operators[earlier].position.later = op.position.earlier = p;
         }
         earlier = static_cast<int>(i), between = {}, broken = false;
+        in_turn = own;
         continue;
       }
       const Place& place = manner_.places[i];
@@ -269,6 +282,7 @@ class Positions {
       between.forward_per_sample += again + ps(op.recompute_s_fixed);
       between.backward_per_sample += own_backward;
       between.backward_fixed += ps(op.compute_s_fixed);
+      in_turn.fixed += own.fixed, in_turn.per_sample += own.per_sample;
     }
     if (waits_forward + waits_backward > 0 &&
         (forward - waits_forward <= pairs || backward - waits_backward <= 3 * pairs))

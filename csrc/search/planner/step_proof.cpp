@@ -92,11 +92,17 @@ const EquivalenceClasses& StepProver::classes(const Range& range) {
   return classes_.emplace(range.times, find_equivalence_classes(model(range), whole)).first->second;
 }
 
+Request StepProver::request_of(const Range& range, StepShares shares) const {
+  Request request = bound_request(problem_, shares, limit_bytes_, range.gather);
+  request.sizes = range.sizes;
+  request.space.of_sizes = request.micro_batches();
+  request.space.turns = range.divided;
+  return request;
+}
+
 PlanLines StepProver::lines_in(const Range& range) {
   std::vector<Request> requests;
-  const auto add = [&](StepShares shares) {
-    requests.push_back(bound_request(problem_, shares, limit_bytes_, range.gather));
-  };
+  const auto add = [&](StepShares shares) { requests.push_back(request_of(range, shares)); };
   add({0, 0});
   for (size_t k = 1; k < knots_.size(); ++k) add({knots_[k], 0});
   for (size_t k = 1; k < knots_.size(); ++k) add({0, knots_[k]});
@@ -173,11 +179,12 @@ std::pair<StepShares, double> StepProver::best_shares(const std::vector<Line>& l
   return {best, highest};
 }
 
-std::vector<PairWeight> StepProver::pairs_over(GatherRange gather) const {
+std::vector<PairWeight> StepProver::pairs_in(const Range& range) const {
   std::vector<PairWeight> pairs;
-  for (const Operator& op : searches_.planner().model().operators) {
+  for (const Operator& op : model(range).operators) {
     const NeighbourPair& p = op.position.earlier;
-    if (p.later_bytes == 0 || p.earlier_bytes + p.later_bytes <= gather.most) continue;
+    if (p.later_bytes == 0 || (p.earlier_bytes + p.later_bytes <= range.gather.most && !range.divided))
+      continue;
     const PairWeight pair{p.earlier_bytes, p.later_bytes, 0};
     if (std::find(pairs.begin(), pairs.end(), pair) == pairs.end()) pairs.push_back(pair);
   }
@@ -201,12 +208,13 @@ std::vector<StepProver::Line> StepProver::pairs_of(const Found& plan, const Rang
   std::vector<Line> lines(pairs.size());
   if (pairs.empty()) return lines;
   const Model& model = this->model(range);
-  std::vector<bool> whole(model.operators.size());
+  std::vector<bool> sharded(model.operators.size()), kept(model.operators.size()),
+      sliced(model.operators.size());
   for_each_choice(classes(range), plan.decision, [&](int i, const Candidate& c) {
-    whole[i] = c.granularity == 1 && traits(c.mode).sharded && !traits(c.mode).kept;
+    sharded[i] = c.granularity == 1 && traits(c.mode).sharded, kept[i] = traits(c.mode).kept;
+    sliced[i] = c.granularity > 1;
   });
-  const Request halves[] = {bound_request(problem_, {kWhole, 0}, limit_bytes_, range.gather),
-                            bound_request(problem_, {0, kWhole}, limit_bytes_, range.gather)};
+  const Request halves[] = {request_of(range, {kWhole, 0}), request_of(range, {0, kWhole})};
   size_t earlier = 0;
   for (size_t i = 0; i < model.operators.size(); ++i) {
     const Operator& op = model.operators[i];
@@ -215,9 +223,13 @@ std::vector<StepProver::Line> StepProver::pairs_of(const Found& plan, const Rang
         return w.earlier_bytes == p.earlier_bytes && w.later_bytes == p.later_bytes;
       });
       const Recompute way = op.block < 0 ? Recompute::None : plan.decision.ways[op.block];
+      const Operator& before = model.operators[earlier];
+      const bool at_once =
+          p.together || before.block < 0 || plan.decision.ways[before.block] == Recompute::None;
+      const PairTaken taken{(sharded[earlier] && !kept[earlier]) + (sharded[i] && !kept[i]),
+                            ((sharded[earlier] || sliced[earlier]) && at_once) + sharded[i]};
       const auto ps = [&](const Request& half) {
-        return pair_bound_ps(op, half, way, whole[earlier] + whole[i], plan.batch.size) /
-               static_cast<double>(plan.batch.size);
+        return pair_bound_ps(op, half, way, taken, plan.batch.size) / static_cast<double>(plan.batch.size);
       };
       if (at != pairs.end()) {
         Line& line = lines[static_cast<size_t>(at - pairs.begin())];
@@ -266,7 +278,7 @@ StepProver::Range StepProver::bounded(GatherRange gather, BatchSizes sizes, cons
   range.gather = gather, range.sizes = sizes, range.feasible = true;
   range.work = work;
   if (searches_.planner().times_vary()) range.times = std::clamp(range.size, sizes.least, sizes.most);
-  range.phases.clear(), range.pairs = pairs_over(gather);
+  range.phases.clear(), range.pairs = pairs_in(range);
   for (PairWeight& pair : range.pairs) {
     for (const PairWeight& known : beginning.pairs)
       if (known.earlier_bytes == pair.earlier_bytes && known.later_bytes == pair.later_bytes)
@@ -282,9 +294,7 @@ StepProver::Range StepProver::bounded(GatherRange gather, BatchSizes sizes, cons
   Known known{beginning.plan, beginning.bound_s_per_sample, enough};
   if (range.times != beginning.times) known.bound_s_per_sample = 0;
   for (int round = 0; round < kMostRounds; ++round) {
-    Request request = bound_request(problem_, shares, limit_bytes_, gather);
-    request.sizes = sizes;
-    request.space.of_sizes = request.micro_batches();
+    Request request = request_of(range, shares);
     for (const PairWeight& pair : weights)
       if (pair.weight > 0) request.space.pairs.push_back(pair);
     const Schedule found =
@@ -380,7 +390,8 @@ bool StepProver::sharpen(double enough) {
   const auto later = [](const Range& a, const Range& b) {
     return a.bound_s_per_sample > b.bound_s_per_sample;
   };
-  const Range lowest = ranges_.front();
+  Range lowest = ranges_.front();
+  lowest.divided = true;
   const bool raised = lowest.bound_s_per_sample > first_bound_ * (1 + gap_ / 10);
   if (work_ <= 0) return false;
   std::vector<Range> parts;

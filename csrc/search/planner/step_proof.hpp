@@ -81,6 +81,7 @@ class StepProver {
     bool feasible = false;
     int64_t work = 0;               // of each of its searches at most
     bool stopped = false;           // one of them ended there
+    bool divided = false;           // a part, whose bound no certificate repeats
     int64_t size = 1;               // the batch of the plan that attains it
     int64_t times = 0;              // that whose times its bounds have: Note [Lines of time]
     std::vector<int> phases;        // that its search constrained
@@ -117,8 +118,10 @@ class StepProver {
   PlanLines lines_in(const Range& range);
   Line line_of(PlanLines& lines, const Found& plan) const;
   std::vector<Line> pairs_of(const Found& plan, const Range& range, const std::vector<PairWeight>& pairs);
-  // All pairs that do not fit into a range's budgets together.
-  std::vector<PairWeight> pairs_over(GatherRange gather) const;
+  // The problem whose objective is the bound of a range with these shares.
+  Request request_of(const Range& range, StepShares shares) const;
+  // All pairs that do not fit into a range's budgets together, or whose reductions may take turns.
+  std::vector<PairWeight> pairs_in(const Range& range) const;
   // The weights and shares at which the lowest of the plans' bounds is highest, as far as a search along each
   // of them finds.
   std::pair<StepShares, double> best_weights(const std::vector<PlanBound>& plans, StepShares shares,

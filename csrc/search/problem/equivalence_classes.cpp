@@ -50,7 +50,7 @@ std::vector<int64_t> signature(const Operator& op, bool positions, bool pairs) {
   if (pairs) {
     for (const NeighbourPair* p : {&op.position.earlier, &op.position.later})
       key.insert(key.end(), {p->earlier_bytes, p->later_bytes, p->later_sent_bytes, p->together,
-                             p->in_backward, p->in_recompute});
+                             p->in_backward, p->in_recompute, p->in_turn, p->turn_per_sample, p->turn_fixed});
   }
   for (const auto& [slices, seconds] : op.slices_s)
     key.insert(key.end(), {slices, picoseconds(seconds, "operator", op.name)});

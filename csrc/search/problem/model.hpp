@@ -38,7 +38,7 @@ struct Tensor {
 };
 
 // Two operators of which each is large enough not to share its unit with the other, and between which nothing
-// large has parameters: Note [Neighbours] in problem/step_bound.hpp.
+// large has parameters: Notes [Neighbours] and [Turns] in problem/step_bound.hpp.
 struct NeighbourPair {
   static constexpr int64_t kMostSlowdown =
       2;  // Device::recompute_slowdown above which in_recompute is left out
@@ -49,6 +49,10 @@ struct NeighbourPair {
   bool in_recompute = false;  // the later one is gathered for a recomputation, after the earlier one
   // The most that is computed between the two, in ps: in forward and backward.
   int64_t forward_per_sample = 0, backward_per_sample = 0, backward_fixed = 0;
+  // On streams, where both are trained: the most that is computed from the later one's reduction to the
+  // earlier one's, in ps, if no recomputation lies between.
+  bool in_turn = false;
+  int64_t turn_per_sample = 0, turn_fixed = 0;
   bool operator==(const NeighbourPair&) const = default;
 };
 

@@ -217,7 +217,7 @@ class OptionBound {
   // What a pair of neighbours waits for if both are gathered whole, at least: in any mode. Note [Neighbours].
   double waits(const NeighbourPair& p, Recompute way) const {
     const int64_t most = space_.gather.most;
-    if (p.later_bytes == 0 || p.earlier_bytes + p.later_bytes <= most) return 0;
+    if (p.later_bytes == 0 || !are_neighbours(p)) return 0;
     const Half &f = halves_.forward, &b = halves_.backward;
     double least = -1;
     for (const Mode mode : space_.modes) {
@@ -247,8 +247,35 @@ class OptionBound {
     return static_cast<int64_t>(
         std::ceil(static_cast<double>(p.forward_per_sample) * device_.recompute_slowdown));
   }
+  // What the later one's reduction takes longer than what is computed until the earlier one's is submitted,
+  // at least: Note [Turns] in step_bound.hpp.
+  double turn(const NeighbourPair& p) const { return turn(p, p.later_sent_bytes, 0); }
+  // The same of a reduction of so many bytes, after which the later one itself computes for `further`
+  // seconds.
+  double turn(const NeighbourPair& p, int64_t bytes, double further) const {
+    const Half& b = halves_.backward;
+    if (!takes_turns() || !p.in_turn || p.later_bytes == 0 || are_neighbours(p)) return 0;
+    double least = -1;
+    for (const Mode mode : space_.modes) {
+      if (!traits(mode).sharded) continue;
+      const double alone = b.last_reduction(links_.reduce(bytes, mode));
+      least = least < 0 ? alone : std::min(least, alone);
+    }
+    const double computed = static_cast<double>(p.turn_fixed) + static_cast<double>(p.turn_per_sample) *
+                                                                    static_cast<double>(space_.of_sizes.most);
+    return std::max(0.0, least - b.x * (computed * 1e-12 + further));
+  }
+  // Whether they do not fit into the budget together.
+  bool are_neighbours(const NeighbourPair& p) const {
+    return p.earlier_bytes + p.later_bytes > space_.gather.most;
+  }
+  bool takes_turns() const {
+    return space_.turns && space_.of_sizes.most > 0 && !space_.stage.once() && !space_.separate_reductions;
+  }
+  double weighed_turn(const NeighbourPair& p) const { return turn(p) * weight_of(p); }
   double most_of_pair(const NeighbourPair& p) const {
-    return std::max({pair(p, Recompute::None), pair(p, Recompute::Hold), pair(p, Recompute::Regather)});
+    return std::max(
+        {pair(p, Recompute::None), pair(p, Recompute::Hold), pair(p, Recompute::Regather), weighed_turn(p)});
   }
   double weight_of(const NeighbourPair& p) const {
     for (const PairWeight& w : space_.pairs)
@@ -260,7 +287,30 @@ class OptionBound {
   double pairs(const Candidate& c) const {
     if (space_.pairs.empty()) return 0;
     const bool whole = c.granularity == 1 && traits(c.mode).sharded && !traits(c.mode).kept;
-    return (whole ? pair(at_.later, recompute_) : 0) - (whole ? 0 : pair(at_.earlier, recompute_));
+    return (whole ? pair(at_.later, recompute_) : 0) - (whole ? 0 : pair(at_.earlier, recompute_)) + turns(c);
+  }
+
+  // As the earlier one of a pair it waits for the later one's reduction, and is waited for as the later one.
+  double turns(const Candidate& c) const {
+    const double as_later = turn(at_.earlier);
+    const bool at_once = at_.later.together || recompute_ == Recompute::None;
+    if (c.granularity == 1) {
+      const bool sharded = traits(c.mode).sharded;
+      return (sharded && at_once ? weighed_turn(at_.later) : 0) -
+             (sharded ? 0 : as_later * weight_of(at_.earlier));
+    }
+    // Of the earlier one in slices, the first slice waits; of the later one, the last slice is waited for.
+    const double launches = slices_s(op_, space_, c.granularity), backward = most_backward();
+    const auto slices = static_cast<double>(c.granularity), own = static_cast<double>(c.sharded_slices);
+    const bool computes_less = op_.look_ups == 0 && launches <= (slices - 1) * backward;
+    const Slices parts(op_, c.granularity, c.sharded_slices, c.split);
+    const Tensor& weight = op_.tensors[op_.split_tensor];
+    const double of_slice = as_later > 0 && op_.look_ups == 0 && weight.trainable
+                                ? turn(at_.earlier, parts.bytes(weight.reduce_bytes(), parts.small),
+                                       (backward + launches) * (1 - own / slices))
+                                : 0;
+    return (computes_less && at_once ? weighed_turn(at_.later) : 0) -
+           std::max(0.0, as_later - of_slice) * weight_of(at_.earlier);
   }
 
   int64_t collectives(const Candidate& c) const {
@@ -425,6 +475,8 @@ class OptionBound {
         sum += (slices - 1) * alone * products;
       }
       if (at_.slice_calls == 1 && op_.look_ups == 0) sum += idle_lane(c);
+    } else if (takes_turns() && at_.slice_calls == 1 && op_.look_ups == 0) {
+      sum += slices_in_turn(c, reduce_of(parts.small));
     }
     int64_t others = 0;
     for (const Tensor& t : op_.tensors) others += t.trainable && &t != &weight ? t.reduce_bytes() : 0;
@@ -464,6 +516,24 @@ class OptionBound {
     const Half &f = halves_.forward, &b = halves_.backward;
     const auto slices = static_cast<double>(c.granularity);
     return (f.lane * forward + b.reductions * backward) / slices + b.averages * backward;
+  }
+
+  // No slice's reduction is submitted before that of the one before it is over.
+  double slices_in_turn(const Candidate& c, const Transfer& reduction) const {
+    const Half& b = halves_.backward;
+    const double backward = most_backward() + slices_s(op_, space_, c.granularity);
+    const double longer = b.last_reduction(reduction) - b.x * backward / static_cast<double>(c.granularity);
+    return static_cast<double>(c.sharded_slices - 1) * std::max(0.0, longer);
+  }
+  // The most computation of a micro-batch's backward.
+  double most_backward() const {
+    const auto of = [&](int64_t size) {
+      const auto samples = static_cast<double>(size);
+      const double both = op_.compute_s_fixed + op_.compute_s_per_sample * samples,
+                   again = op_.recompute_s_fixed + op_.recompute_s_per_sample * samples;
+      return std::max(0.0, both - again);
+    };
+    return std::max(of(space_.of_sizes.least), of(space_.of_sizes.most));
   }
 
   // In the lane form: while slices are computed of which no two fit, the lane has nothing to transfer. But
@@ -565,7 +635,7 @@ Linear step_bound_compute(const Model& model, const Request& request) {
     const NeighbourPair& p = op.position.earlier;
     if (request.moves_nothing() || p.later_bytes == 0) continue;
     const OptionBound bound(op, weights, Recompute::None);
-    if (bound.most_of_pair(p) == 0) continue;
+    if (!bound.are_neighbours(p) || bound.most_of_pair(p) == 0) continue;
     const auto weight = static_cast<int64_t>(bound.weight_of(p) * StepShares::kWhole);
     const auto part = [&](int64_t share, int64_t ps) {
       return (static_cast<int128>(share) * weight * ps + StepShares::kWhole - 1) / StepShares::kWhole;
@@ -580,12 +650,13 @@ Linear step_bound_compute(const Model& model, const Request& request) {
           static_cast<int64_t>(down(per_sample))};
 }
 
-double pair_bound_ps(const Operator& later, const Request& request, Recompute recompute, int64_t wholes,
-                     int64_t batch) {
+double pair_bound_ps(const Operator& later, const Request& request, Recompute recompute,
+                     const PairTaken& taken, int64_t batch) {
   const NeighbourPair& p = later.position.earlier;
   if (p.later_bytes == 0 || request.moves_nothing()) return 0;
   const Weights weights(request.device, request.space);
   const OptionBound bound(later, weights, recompute);
+  if (!bound.are_neighbours(p)) return 1e12 * bound.turn(p) * static_cast<double>(taken.reduced - 1);
   if (bound.waits(p, Recompute::None) + bound.waits(p, Recompute::Regather) == 0) return 0;
   const auto share = [](int64_t s) { return static_cast<double>(s) / StepShares::kWhole; };
   const auto per_sample = [](int64_t ps, int64_t size) {
@@ -595,7 +666,7 @@ double pair_bound_ps(const Operator& later, const Request& request, Recompute re
                           share(request.space.shares->backward) *
                               (per_sample(p.backward_per_sample + bound.recomputed_between(p), batch) +
                                static_cast<double>(p.backward_fixed));
-  return 1e12 * bound.waits(p, recompute) * static_cast<double>(wholes - 1) - computed;
+  return 1e12 * bound.waits(p, recompute) * static_cast<double>(taken.gathered - 1) - computed;
 }
 
 }  // namespace osdp::search

@@ -83,6 +83,19 @@
 // All pairs of equal bytes share a weight (PairWeight), which is chosen for each range of budgets
 // (planner/step_proof.hpp). In a block whose parameters are held from recomputation to backward, and where
 // the earlier one is gathered before the recomputation, the parts that do not apply are left out.
+//
+// Note [Turns]
+// On streams a sharded unit's reduction is submitted only when the one submitted before it is over (buckets
+// of replicated gradients aside). So from a reduction of b to that of a, the operator before b of such a
+// pair, backward takes at least as long as the reduction of b: of its time alone only what is computed in
+// between, c (with the backward of a itself), can hide, and in compute form the pair waits for at least
+//   v = r_b - c   with  r = (1 - s) transfer + latency
+// if both are sharded, whole or in slices; a in slices submits the first one even earlier, and of b in slices
+// the last one's reduction counts. As above, v (h_a + h_b - 1) is additive, with a weight for each pair of
+// sizes. It is counted where the two fit into the budget together, else they are neighbours, who wait at the
+// same time; c is that of the largest micro-batch of Space::of_sizes. Between two slices of one operator it
+// is the same, whatever the lanes, without a product. No certificate has this (Space::turns): only parts of
+// the space do.
 #pragma once
 
 #include <functional>
@@ -98,11 +111,15 @@ namespace osdp::search {
 std::function<int64_t(const Candidate&)> option_bound_ps(const Operator& op, const Device& device,
                                                          const Space& space, Recompute recompute);
 
-// What a pair of neighbours adds to a micro-batch of `batch` at the whole weight, in ps: that of `later` and
-// the operator before it, of which `wholes` are gathered whole for every use. An estimate for choosing
-// weights.
-double pair_bound_ps(const Operator& later, const Request& request, Recompute recompute, int64_t wholes,
-                     int64_t batch);
+// Of a pair of operators, how many are gathered whole for every use, and how many are reduced whole (of the
+// earlier one only if nothing is recomputed before that).
+struct PairTaken {
+  int64_t gathered = 0, reduced = 0;
+};
+// What the pair of `later` and the operator before it adds to a micro-batch of `batch` at the whole weight,
+// in ps. An estimate for choosing weights.
+double pair_bound_ps(const Operator& later, const Request& request, Recompute recompute,
+                     const PairTaken& taken, int64_t batch);
 
 // Whether the bound counts that transfers take longer beside computation.
 inline bool delays_count(const Device& device, const Space& space) { return !space.separate_reductions; }

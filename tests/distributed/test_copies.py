@@ -203,9 +203,10 @@ def mixed(me: Member) -> None:
     made = copy.deepcopy(model)
     assert made[1].wide.dtype == torch.float32
     assert torch.equal(made[1].wide, model[1].wide)
+    found = full(made)
     for name, value in full(model).items():
-        assert full(made)[name].dtype == value.dtype
-        assert torch.equal(full(made)[name], value)
+        assert found[name].dtype == value.dtype
+        assert torch.equal(found[name], value)
     x = torch.randn(4, 6)
     for each in (model, made):
         each(x).sum().backward()

@@ -73,8 +73,9 @@ def test_a_script_with_the_class_trains_as_one_process(ranks, planned, norm_type
 def methods(me: Member) -> None:
     wrapped, _ = wrapped_model(me)
     whole, _ = whole_model()
+    found = wrapped.state_dict()
     for name, value in whole.state_dict().items():
-        close(wrapped.state_dict()[name], value, TOLERANCE, name)
+        close(found[name], value, TOLERANCE, name)
     assert wrapped.checkpointing is None  # an attribute of the wrapped module
     assert isinstance(wrapped.blocks[0], blocks.Block)
     assert isinstance(wrapped.module, blocks.Blocks)
@@ -87,8 +88,9 @@ def methods(me: Member) -> None:
     assert torch.equal(wrapped.state_dict()["head.weight"], torch.full_like(whole.head.weight, 2.0))
     assert wrapped.head.weight.shape != (blocks.VOCABULARY, blocks.HIDDEN)
     wrapped.load_state_dict(whole.state_dict())
+    found = wrapped.state_dict()
     for name, value in whole.state_dict().items():
-        close(wrapped.state_dict()[name], value, TOLERANCE, name)
+        close(found[name], value, TOLERANCE, name)
     assert sum(p.numel() for p in wrapped.parameters()) < sum(p.numel() for p in whole.parameters())
     wrapped.eval()
     assert not wrapped.module.training and not wrapped.blocks[0].up.training

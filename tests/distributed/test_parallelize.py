@@ -147,14 +147,10 @@ def test_training_is_one_processs(ranks, tensor, pipeline, asked):
 
 
 def with_options(me: Member) -> None:
-    def regathered(description: Any) -> osdp.Plan:
-        return plans.recomputed(osdp.Plan.uniform(description, "FULL_SHARD"), "regather")
-
     cases: dict[str, tuple[Any, ...]] = {
         "DTensors": (2, 1, None, {"dtensor_parameters": True}),
         "slices, offloaded": (2, 2, lambda d: plans.in_slices(d, "in"), {"cpu_offload": True}),
-        "recomputed": (1, 2, regathered, {}),
-        "a mixture": (2, 1, lambda d: plans.mixture(d, 3), {}),
+        # Recomputed stages and mixtures: test_pipeline_parameters.py.
         "a stage without gradients": (1, 2, None, {"frozen": ("token", "position", "blocks", "norm")}),
     }
     for name, (tensor, pipeline, of_stage, options) in cases.items():

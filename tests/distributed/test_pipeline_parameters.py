@@ -137,19 +137,25 @@ def trains(
     )
 
 
-def several(me: Member, kind: type[nn.Module], schedule: str) -> None:
-    for degrees in ((1, 2), (2, 2), (1, 4)):
+def several(me: Member, kind: type[nn.Module], schedule: str, *several_degrees: tuple[int, int]) -> None:
+    for degrees in several_degrees:
         with naming(str(degrees)):
             trains(me, kind, degrees, {"schedule": schedule})
 
 
-@pytest.mark.parametrize("kind", [Vit, Gpt])
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_training_is_one_processs(ranks, kind, schedule):
-    ranks(several, kind, schedule, world=4)
+IN_CI = [(Vit, "gpipe", (1, 4)), (Vit, "1f1b", (2, 2)), (Gpt, "gpipe", (2, 2)), (Gpt, "1f1b", (1, 2))]
+ALL = [(kind, schedule, (1, 2), (2, 2), (1, 4)) for kind in (Vit, Gpt) for schedule in ("gpipe", "1f1b")]
 
 
-def with_options(me: Member) -> None:
+@pytest.mark.parametrize("case", [*IN_CI, *(pytest.param(case, marks=pytest.mark.extras) for case in ALL)])
+def test_training_is_one_processs(ranks, case):
+    ranks(several, *case, world=4)
+
+
+MODELS_IN_CI = {"frozen": (Vit, Gpt), "DTensors": (Vit,), "slices, offloaded": (Gpt,), "a mixture": (Vit,)}
+
+
+def with_options(me: Member, all_of_them: bool) -> None:
     def regathered(description: Any) -> osdp.Plan:
         return plans.recomputed(osdp.Plan.uniform(description, "FULL_SHARD"), "regather")
 
@@ -165,14 +171,17 @@ def with_options(me: Member) -> None:
             "a mixture": ((1, 2), lambda d: plans.mixture(d, 3), (), {}),
         }
         for name, (degrees, of_stage, fixed, options) in cases.items():
+            if kind not in MODELS_IN_CI[name] and not all_of_them:
+                continue
             with naming(f"{kind.__name__}: {name}"):
                 trains(me, kind, degrees, {}, fixed, of_stage, **options)
     with naming("HYBRID_SHARD"):
         trains(me, Vit, (1, 1), {"hosts": 2}, (), hybrid)
 
 
-def test_frozen_parameters_modes_and_options_of_fully_shard(ranks):
-    ranks(with_options, world=4)
+@pytest.mark.parametrize("all_of_them", [False, pytest.param(True, marks=pytest.mark.extras)])
+def test_frozen_parameters_modes_and_options_of_fully_shard(ranks, all_of_them):
+    ranks(with_options, all_of_them, world=4)
 
 
 def saved(me: Member, folder: str) -> None:

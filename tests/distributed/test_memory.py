@@ -218,7 +218,7 @@ def test_parameters_that_are_read_several_times_keep_the_limit(ranks, case):
 SLICES = {"modes": ("NO_SHARD", "FULL_SHARD"), "granularity": 4}
 
 
-@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("micro_batches", [pytest.param(1, marks=pytest.mark.extras), 2])
 def test_gradients_that_are_averaged_in_a_copy_keep_the_limit(ranks, micro_batches):
     here = {"precision": "bf16-reduce-fp32", "global_batch_size": 2 * micro_batches}
     model = {"inner": 2**12}

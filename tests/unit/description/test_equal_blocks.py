@@ -193,7 +193,9 @@ def described(make: Callable[[], nn.Module], sample: torch.Tensor, least: int) -
         block_runs.LEAST = before
 
 
-@settings(max_examples=6, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+# Each kind and each oddity by itself are below; pairs of them are drawn.
+@pytest.mark.extras
+@settings(max_examples=60, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(
     st.sampled_from(KINDS),
     st.sampled_from(ODD),

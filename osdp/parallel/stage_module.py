@@ -64,6 +64,7 @@ class StageForward:
 
 
 INPUT = "osdp_input_"
+_LISTS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 
 def only_tensor(output: Any) -> Tensor:
@@ -134,8 +135,8 @@ def _replace(
             continue
         at = joined(path, name)
         stages = owners.of_module(child, at)
-        # A list of modules is not called: forward goes through it, whatever stages its modules are of.
-        called = not isinstance(child, (nn.ModuleList, nn.ModuleDict))
+        # A list is not called: forward goes through it, whatever stages its modules or parameters are of.
+        called = not isinstance(child, _LISTS)
         if not stages and at != ends:
             continue
         if called and at != ends and not any(True for _ in (*child.parameters(), *child.buffers())):

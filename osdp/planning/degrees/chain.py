@@ -234,6 +234,8 @@ def _links(d: ModelDescription) -> tuple[Link, ...]:
         block = block_of(d, o)
         if is_end(d, o):
             ends.append(i)
+        elif is_unread(d, o) and groups:
+            _where_around(d, groups, o.name).append(i)
         elif block is not None:
             if previous != block:
                 groups.append((block, waiting))
@@ -259,6 +261,16 @@ def _links(d: ModelDescription) -> tuple[Link, ...]:
         last = inputs.get(name, last or _reads(first))
         links.append(Link(name, tuple(sorted(members)), last))
     return tuple(links)
+
+
+def _where_around(d: ModelDescription, groups: Sequence[tuple[str, list[int]]], name: str) -> list[int]:
+    """The link of what computes last in the innermost module around `name`, a layer that forward does not call: a stage with
+    one layer of a block has to have the block."""
+    for around in modules_around(name):
+        for _, members in reversed(groups):
+            if any(is_in(d.operators[i].name, around) for i in members):
+                return members
+    return groups[-1][1]
 
 
 def _reads(o: Operator | None) -> int:

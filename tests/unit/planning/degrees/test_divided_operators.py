@@ -67,6 +67,15 @@ class GivenToBlocks(Net):
         return self.head(x)
 
 
+class NotCalled(Net):
+    """With layers that forward does not call: of a block, beside the blocks, and of the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for module in (self, self.layers, self.layers.list[0]):
+            module.spare = nn.Linear(WIDTH, WIDTH)
+
+
 class GivenToOne(Net):
     """No stage can begin with the block that is given `first`."""
 
@@ -138,6 +147,21 @@ def test_what_several_read_keeps_them_together() -> None:
     ]
     with pytest.raises(osdp.InvalidProblemError, match="into 2 parts, since first is read in several"):
         chain_of(Several).check_stages(3)
+
+
+def test_what_forward_does_not_call_is_where_the_module_around_it_is() -> None:
+    chain = chain_of(NotCalled)
+    spare = {
+        link.name: [n for i in link.operators if "spare" in (n := chain.description.operators[i].name)]
+        for link in chain.links
+    }
+    assert spare == {
+        "begin": [],
+        "layers.list.0": ["layers.list.0.spare"],
+        "layers.list.1": [],
+        "layers.list.2": ["layers.spare"],
+        "head": ["spare"],
+    }
 
 
 def test_what_is_read_outside_of_its_own_module() -> None:

@@ -52,14 +52,18 @@ help:  ## this list
 demo: $(STAMPS)/built  ## train a GPT on 2 ranks: describe, profile, search, shard, train, checkpoint (2 minutes, and 5 the first time)
 	@examples/demo.sh "$(PY)" $(RANKS) $(ARGS)
 
-# Packages are mostly download, and ranks and the tests under the thread sanitizer mostly wait: others run beside them.
+# Packages are mostly download, and ranks wait for each other half of their time: what computes runs beside them. Ranks are
+# told live; what the others said follows, and pytest's closing line of the ranks once more.
+HALF := $(shell echo $$((($(JOBS) + 1) / 2)))
 .PHONY: test
-test: $(STAMPS)/tools  ## all tests: C++ under sanitizers, then Python
-	@$(MAKE) -s $(STAMPS)/packages & packages=$$!; $(MAKE) test-sanitize; wait $$packages
-	@$(MAKE) build
-	@$(MAKE) test-units
-	@( status=0; $(MAKE) JOBS=1 CPP_TESTS=4 test-threads >build/threads.out 2>&1 || status=$$?; cat build/threads.out; exit $$status ) & \
-	  threads=$$!; status=0; $(MAKE) test-ranks || status=$$?; wait $$threads || status=$$?; exit $$status
+test: $(STAMPS)/tools  ## all tests: C++ under sanitizers, beside them Python
+	@$(MAKE) -s $(STAMPS)/packages & packages=$$!; \
+	  $(MAKE) JOBS=$(HALF) test-sanitize test-threads >build/cpp.out 2>&1 & cpp=$$!; \
+	  status=0; wait $$packages && $(MAKE) build || { status=$$?; wait $$cpp || cat build/cpp.out; exit $$status; }; \
+	  $(MAKE) JOBS=$(HALF) test-units >build/units.out 2>&1 & units=$$!; \
+	  $(MAKE) test-ranks 2>&1 | tee build/ranks.out || status=$$?; \
+	  wait $$cpp || status=$$?; wait $$units || status=$$?; \
+	  cat build/cpp.out build/units.out; tail -n 1 build/ranks.out; exit $$status
 
 # What finds most for its time: plans against brute force, what is refused, and gradients against one process's.
 CHECK := tests/unit/planning/test_search.py tests/unit/planning/test_limits.py tests/unit/planning/test_verify.py tests/unit/test_public_names.py \
@@ -70,11 +74,14 @@ check: lint test-cpp build  ## the linters, the C++ tests and the Python tests t
 	@echo "== Python tests: $(CHECK)"
 	@OMP_NUM_THREADS=1 $(PY) -m pytest $(CHECK)
 
-# Configures, builds and runs C++ tests: $(1) the folder in build/, $(2) sanitizers, $(3) target, $(4) ctest's choice.
+# Configures and builds: $(1) the folder in build/, $(2) what cmake is told, $(3) target. One at a time in a folder.
+built_alone = $(if $(shell command -v flock),flock build/$(1).lock) $(SHELL) -euo pipefail -c '\
+  cmake -S . -B build/$(1) -G Ninja -DOSDP_PYTHON=OFF -DOSDP_TESTS=ON $(2) >build/$(1).log || { cat build/$(1).log; exit 1; }; \
+  ninja -C build/$(1) -j$(JOBS) --quiet $(3)'
+# Builds and runs C++ tests: as above, and ctest's choice.
 define cpp_tests
-@cmake -S . -B build/$(1) -G Ninja -DOSDP_PYTHON=OFF -DOSDP_TESTS=ON $(2) >build/$(1).log || { cat build/$(1).log; exit 1; }
-@ninja -C build/$(1) -j$(JOBS) --quiet $(3)
-@ctest --test-dir build/$(1) $(4) --output-on-failure -j$(CPP_TESTS) >build/$(1).log || { cat build/$(1).log; exit 1; }; tail -n 4 build/$(1).log
+@$(call built_alone,$(1),$(2),$(3))
+@ctest --test-dir build/$(1) $(4) --output-on-failure -j$(CPP_TESTS) >build/$(1)-tests.log || { cat build/$(1)-tests.log; exit 1; }; tail -n 4 build/$(1)-tests.log
 endef
 SANITIZERS := address$(comma)undefined$(comma)float-cast-overflow
 # Half of the address sanitizer's time went into the stacks of allocations. A report has one frame of each: for all of
@@ -87,20 +94,24 @@ test-cpp: $(STAMPS)/tools  ## the C++ tests without sanitizers, to work on one (
 	@echo "== C++ tests (build/cpp)"
 	$(call cpp_tests,cpp,-DCMAKE_BUILD_TYPE=Release,$(CPP),$(addprefix -R ^,$(addsuffix $$,$(CPP))))
 
+# A clang that can link its fuzzer (the runtime is a package of its own in some distributions); empty: there is none.
+FUZZER = $(shell for c in clang++ clang++-2{2,1,0} clang++-1{9,8,7,6,5,4}; do \
+  command -v $$c >/dev/null && echo 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }' \
+    | $$c -xc++ -fsanitize=fuzzer,address,undefined -o /dev/null - 2>/dev/null && { echo $$c; break; }; done)
+sanitized = -DOSDP_SANITIZE=$(SANITIZERS) -DCMAKE_BUILD_TYPE=None
+# With the fuzzer's compiler the tests link the search that the fuzzer links: compiled once.
+fuzzed = -DOSDP_FUZZ=ON -DCMAKE_CXX_COMPILER=$(1) $(sanitized)
+
 .PHONY: test-sanitize
 test-sanitize: $(STAMPS)/tools  ## the same under the address and undefined-behaviour sanitizers
-	@echo "== C++ tests under the address and undefined-behaviour sanitizers (build/sanitize)"
-	$(call cpp_tests,sanitize,-DOSDP_SANITIZE=$(SANITIZERS) -DCMAKE_BUILD_TYPE=None)
+	@echo "== C++ tests under the address and undefined-behaviour sanitizers (build/fuzz with the fuzzer's clang, else build/sanitize)"
+	$(if $(FUZZER),$(call cpp_tests,fuzz,$(call fuzzed,$(FUZZER))),$(call cpp_tests,sanitize,$(sanitized)))
 
 .PHONY: test-threads
 test-threads: $(STAMPS)/tools  ## those of communication between ranks under the thread sanitizer
 	@echo "== C++ tests of communication under the thread sanitizer (build/tsan)"
 	$(call cpp_tests,tsan,-DOSDP_SANITIZE=thread -DCMAKE_BUILD_TYPE=None,comm_tests,-L comm)
 
-# A clang that can link its fuzzer (the runtime is a package of its own in some distributions); empty: there is none.
-FUZZER = $(shell for c in clang++ clang++-2{2,1,0} clang++-1{9,8,7,6,5,4}; do \
-  command -v $$c >/dev/null && echo 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }' \
-    | $$c -xc++ -fsanitize=fuzzer,address,undefined -o /dev/null - 2>/dev/null && { echo $$c; break; }; done)
 # Without FUZZ_SECONDS the same inputs in every run, so that a change is judged by itself; with it, new ones for so long.
 # What a fuzzer found stays in tests/fuzz/found and is tried first, and by the C++ tests.
 FUZZ_RUNS ?= 20000
@@ -108,12 +119,11 @@ fuzz_for = $(if $(FUZZ_SECONDS),-max_total_time=$(FUZZ_SECONDS),-runs=$(FUZZ_RUN
 
 .PHONY: fuzz
 fuzz: $(STAMPS)/tools  ## the planner under libFuzzer, or with new inputs (FUZZ_SECONDS=600); needs clang with its fuzzer
-	@fuzzer='$(FUZZER)'; [ -n "$$fuzzer" ] || { echo "== make fuzz needs a clang with libFuzzer; on Debian and Ubuntu: \
-	apt-get install clang and libclang-rt-N-dev of its version"; exit 1; }; \
-	echo "== fuzzing the planner ($(fuzz_for), $$fuzzer, build/fuzz)"; \
-	cmake -S . -B build/fuzz -G Ninja -DCMAKE_CXX_COMPILER="$$fuzzer" -DCMAKE_BUILD_TYPE=None -DOSDP_PYTHON=OFF -DOSDP_FUZZ=ON \
-	  -DOSDP_SANITIZE=$(SANITIZERS) >build/fuzz.log || { cat build/fuzz.log; exit 1; }; \
-	ninja -C build/fuzz -j$(JOBS) --quiet fuzz_planner; rm -rf build/fuzz/requests; mkdir -p build/fuzz/requests; \
+	@[ -n '$(FUZZER)' ] || { echo "== make fuzz needs a clang with libFuzzer; on Debian and Ubuntu: \
+	apt-get install clang and libclang-rt-N-dev of its version"; exit 1; }
+	@echo "== fuzzing the planner ($(fuzz_for), $(FUZZER), build/fuzz)"
+	@$(call built_alone,fuzz,$(call fuzzed,$(FUZZER)),fuzz_planner)
+	@rm -rf build/fuzz/requests; mkdir -p build/fuzz/requests; \
 	build/fuzz/fuzz_planner $(fuzz_for) -max_len=600 -len_control=0 -timeout=20 -artifact_prefix=build/fuzz/ \
 	  build/fuzz/requests tests/fuzz/found 2>build/fuzz/log || { tail -n 40 build/fuzz/log; exit 1; }; tail -n 1 build/fuzz/log
 

@@ -227,7 +227,7 @@ class Columns {
     return sum_trained([&](const Tensor& t) {
       const int64_t gradient = std::max(t.compute_bytes(), t.reduce_bytes());
       const int64_t kept = divided(t.bytes(), sharing()), mean = divided(t.reduce_bytes(), sharing());
-      return traits(choice_.mode).inside_hosts ? gradient - std::max<int64_t>(0, kept - mean) : gradient;
+      return reduced_between(traits(choice_.mode)) ? gradient - std::max<int64_t>(0, kept - mean) : gradient;
     });
   }
   int64_t leaving_later() const { return slices() > 1 ? leaving() : 0; }

@@ -287,8 +287,8 @@ class Pricer {
   // fewer than are counted of this rank's part.
   int64_t left_bytes(Mode mode) const {
     int64_t bytes = full_gradient_bytes_;
-    if (!traits(mode).inside_hosts) return bytes;
-    const int64_t ranks = device_.ranks / device_.hosts;
+    if (!reduced_between(traits(mode))) return bytes;
+    const int64_t ranks = traits(mode).inside_hosts ? device_.ranks / device_.hosts : device_.ranks;
     for (const Tensor& t : op_.tensors)
       if (t.trainable)
         bytes -= std::max<int64_t>(0, ceil_div(t.bytes(), ranks) - ceil_div(t.reduce_bytes(), ranks));

@@ -537,7 +537,8 @@ class OptionBound {
   }
 
   // In the lane form: while slices are computed of which no two fit, the lane has nothing to transfer. But
-  // where the slice is the last in forward, or the first in backward, and in a recomputation in either case.
+  // beside the last slice the next unit may be gathered, and beside the first one in backward, or in a
+  // recomputation, the unit before may be reduced, if the slice was gathered beside that.
   double idle_lane(const Candidate& c) const {
     const auto [forward, backward, again] = least_computation();
     const Half &f = halves_.forward, &b = halves_.backward;
@@ -545,9 +546,9 @@ class OptionBound {
                of_all = static_cast<double>(c.granularity);
     double sum = f.lane * between * forward;
     if (!space_.separate_reductions) {
-      sum += b.lane * between * backward;
-      if (recompute_ != Recompute::None && c.sharded_slices > 1)
-        sum += b.lane * (between - 1) * again * device_.recompute_slowdown;
+      const double inner = std::max(0.0, between - 1);
+      sum += b.lane * (at_.last ? between : inner) * backward;
+      if (recompute_ != Recompute::None) sum += b.lane * inner * again * device_.recompute_slowdown;
     }
     return sum / of_all;
   }

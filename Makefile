@@ -52,18 +52,14 @@ help:  ## this list
 demo: $(STAMPS)/built  ## train a GPT on 2 ranks: describe, profile, search, shard, train, checkpoint (2 minutes, and 5 the first time)
 	@examples/demo.sh "$(PY)" $(RANKS) $(ARGS)
 
-# Packages are mostly download, and ranks wait for each other half of their time: what computes runs beside them. Ranks are
-# told live; what the others said follows, and pytest's closing line of the ranks once more.
-HALF := $(shell echo $$((($(JOBS) + 1) / 2)))
+# Packages are mostly download, and ranks and the tests under the thread sanitizer mostly wait: others run beside them.
 .PHONY: test
-test: $(STAMPS)/tools  ## all tests: C++ under sanitizers, beside them Python
-	@$(MAKE) -s $(STAMPS)/packages & packages=$$!; \
-	  $(MAKE) JOBS=$(HALF) test-sanitize test-threads >build/cpp.out 2>&1 & cpp=$$!; \
-	  status=0; wait $$packages && $(MAKE) build || { status=$$?; wait $$cpp || cat build/cpp.out; exit $$status; }; \
-	  $(MAKE) JOBS=$(HALF) test-units >build/units.out 2>&1 & units=$$!; \
-	  $(MAKE) test-ranks 2>&1 | tee build/ranks.out || status=$$?; \
-	  wait $$cpp || status=$$?; wait $$units || status=$$?; \
-	  cat build/cpp.out build/units.out; tail -n 1 build/ranks.out; exit $$status
+test: $(STAMPS)/tools  ## all tests: C++ under sanitizers, then Python
+	@$(MAKE) -s $(STAMPS)/packages & packages=$$!; $(MAKE) test-sanitize; wait $$packages
+	@$(MAKE) build
+	@$(MAKE) test-units
+	@( status=0; $(MAKE) JOBS=1 CPP_TESTS=4 test-threads >build/threads.out 2>&1 || status=$$?; cat build/threads.out; exit $$status ) & \
+	  threads=$$!; status=0; $(MAKE) test-ranks || status=$$?; wait $$threads || status=$$?; exit $$status
 
 # What finds most for its time: plans against brute force, what is refused, and gradients against one process's.
 CHECK := tests/unit/planning/test_search.py tests/unit/planning/test_limits.py tests/unit/planning/test_verify.py tests/unit/test_public_names.py \

@@ -142,7 +142,7 @@ def find_the_last_one(me: Member, folder: Path) -> None:
 
 
 def test_a_rank_that_dies_while_it_is_written_is_named_and_the_last_one_is_found(ranks, tmp_path):
-    endings = run_doomed(die_while_it_is_written, tmp_path, world=2, timeout_s=6.0)
+    endings = run_doomed(die_while_it_is_written, tmp_path, world=2, timeout_s=20.0)
     assert endings[1].signal == "SIGKILL"
     assert "RankError" in endings[0].kinds and "rank 1" in str(endings[0].error)
     ranks(find_the_last_one, tmp_path, world=2)

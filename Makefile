@@ -70,13 +70,14 @@ check: lint test-cpp build  ## the linters, the C++ tests and the Python tests t
 	@echo "== Python tests: $(CHECK)"
 	@OMP_NUM_THREADS=1 $(PY) -m pytest $(CHECK)
 
-# Configures and builds: $(1) the folder in build/, $(2) what cmake is told, $(3) target. One at a time in a folder.
-built_alone = $(if $(shell command -v flock),flock build/$(1).lock) $(SHELL) -euo pipefail -c '\
-  cmake -S . -B build/$(1) -G Ninja -DOSDP_PYTHON=OFF -DOSDP_TESTS=ON $(2) >build/$(1).log || { cat build/$(1).log; exit 1; }; \
-  ninja -C build/$(1) -j$(JOBS) --quiet $(3)'
+# Configures and builds: $(1) the folder in build/, $(2) what cmake is told, $(3) target.
+define cpp_build
+@cmake -S . -B build/$(1) -G Ninja -DOSDP_PYTHON=OFF -DOSDP_TESTS=ON $(2) >build/$(1).log || { cat build/$(1).log; exit 1; }
+@ninja -C build/$(1) -j$(JOBS) --quiet $(3)
+endef
 # Builds and runs C++ tests: as above, and ctest's choice.
 define cpp_tests
-@$(call built_alone,$(1),$(2),$(3))
+$(call cpp_build,$(1),$(2),$(3))
 @ctest --test-dir build/$(1) $(4) --output-on-failure -j$(CPP_TESTS) >build/$(1)-tests.log || { cat build/$(1)-tests.log; exit 1; }; tail -n 4 build/$(1)-tests.log
 endef
 SANITIZERS := address$(comma)undefined$(comma)float-cast-overflow
@@ -118,7 +119,7 @@ fuzz: $(STAMPS)/tools  ## the planner under libFuzzer, or with new inputs (FUZZ_
 	@[ -n '$(FUZZER)' ] || { echo "== make fuzz needs a clang with libFuzzer; on Debian and Ubuntu: \
 	apt-get install clang and libclang-rt-N-dev of its version"; exit 1; }
 	@echo "== fuzzing the planner ($(fuzz_for), $(FUZZER), build/fuzz)"
-	@$(call built_alone,fuzz,$(call fuzzed,$(FUZZER)),fuzz_planner)
+	$(call cpp_build,fuzz,$(call fuzzed,$(FUZZER)),fuzz_planner)
 	@rm -rf build/fuzz/requests; mkdir -p build/fuzz/requests; \
 	build/fuzz/fuzz_planner $(fuzz_for) -max_len=600 -len_control=0 -timeout=20 -artifact_prefix=build/fuzz/ \
 	  build/fuzz/requests tests/fuzz/found 2>build/fuzz/log || { tail -n 40 build/fuzz/log; exit 1; }; tail -n 1 build/fuzz/log

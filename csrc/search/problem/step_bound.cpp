@@ -492,20 +492,24 @@ class OptionBound {
     return sum + launches * (f.x / 3 + b.x * (again ? 1.0 : 2.0 / 3));
   }
 
-  // The least computation of a micro-batch of any size: of forward, of backward, and of a recomputation.
-  std::array<double, 3> least_computation() const {
-    const auto of = [&](int64_t size) {
-      const auto at = [&](double fixed, double per_sample) {
-        return fixed + per_sample * static_cast<double>(size);
-      };
-      const double both = at(op_.compute_s_fixed, op_.compute_s_per_sample),
-                   again = at(op_.recompute_s_fixed, op_.recompute_s_per_sample);
-      return std::array{std::min(both, again), std::max(0.0, both - again), again};
+  // Of a micro-batch of `size`: forward, backward, and a recomputation, in seconds.
+  std::array<double, 3> computation(int64_t size) const {
+    const auto at = [&](double fixed, double per_sample) {
+      return fixed + per_sample * static_cast<double>(size);
     };
-    const auto [forward, backward, again] = of(space_.of_sizes.least);  // each is least at one of the ends
-    const auto [forward_at_most, backward_at_most, again_at_most] = of(space_.of_sizes.most);
-    return {std::min(forward, forward_at_most), std::min(backward, backward_at_most),
-            std::min(again, again_at_most)};
+    const double both = at(op_.compute_s_fixed, op_.compute_s_per_sample),
+                 again = at(op_.recompute_s_fixed, op_.recompute_s_per_sample);
+    return {std::min(both, again), std::max(0.0, both - again), again};
+  }
+  // The least of each for the sizes in question: at one of the ends.
+  std::array<double, 3> least_computation() const {
+    std::array<double, 3> least = computation(space_.of_sizes.least);
+    const std::array<double, 3> of_most = computation(space_.of_sizes.most);
+    for (size_t k = 0; k < least.size(); ++k) least[k] = std::min(least[k], of_most[k]);
+    return least;
+  }
+  double most_backward() const {
+    return std::max(computation(space_.of_sizes.least)[1], computation(space_.of_sizes.most)[1]);
   }
 
   // The last operator, or its last slice, is computed in forward after all gathers, and in backward before
@@ -524,16 +528,6 @@ class OptionBound {
     const double backward = most_backward() + slices_s(op_, space_, c.granularity);
     const double longer = b.last_reduction(reduction) - b.x * backward / static_cast<double>(c.granularity);
     return static_cast<double>(c.sharded_slices - 1) * std::max(0.0, longer);
-  }
-  // The most computation of a micro-batch's backward.
-  double most_backward() const {
-    const auto of = [&](int64_t size) {
-      const auto samples = static_cast<double>(size);
-      const double both = op_.compute_s_fixed + op_.compute_s_per_sample * samples,
-                   again = op_.recompute_s_fixed + op_.recompute_s_per_sample * samples;
-      return std::max(0.0, both - again);
-    };
-    return std::max(of(space_.of_sizes.least), of(space_.of_sizes.most));
   }
 
   // In the lane form: while slices are computed of which no two fit, the lane has nothing to transfer. But

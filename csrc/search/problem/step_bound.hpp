@@ -27,8 +27,8 @@
 //               gathered while computation waits, which counts in full in the compute form; and so are slices
 //               of which two are larger, each after the reduction of the one before it.
 //               So are neighbours that exceed it together: Note [Neighbours].
-//               While such a slice is computed, the lane has nothing to transfer, which counts in the lane
-//               form: what Space::of_sizes compute at least.
+//               While such a slice is computed, the lane has nothing to transfer but what may be beside the
+//               first and the last one, which counts in the lane form: what Space::of_sizes compute at least.
 //   host        An offloaded operator's rows are copied to the device before each gather, and its gradient to
 //               the host after its reduction: waits of the lane, as latencies are. Counted are those of
 //               one gather in forward, and of reductions that are not averaged between hosts.

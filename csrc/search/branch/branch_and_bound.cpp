@@ -96,7 +96,10 @@ void BranchAndBound::finish() {
     const auto open = [&](const BranchNode& w) {
       if (useless(w)) return;
       proven = false;
-      lowest = std::min(lowest, w.bound / static_cast<double>(w.samples));
+      const double bound = w.bound / static_cast<double>(w.samples);
+      if (bound >= lowest) return;
+      lowest = bound;
+      best_.open_size = std::clamp(static_cast<int64_t>(w.mixture.size), w.lo.size, w.hi.size);
     };
     if (!open_.empty()) open(open_.top());
     for (const BranchNode& w : given_up_) open(w);

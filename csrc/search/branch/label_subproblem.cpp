@@ -55,6 +55,7 @@ bool BranchAndBound::go_on_in_subproblem(BranchNode w) {
   best_.leaves++;
   best_.nodes += found.nodes;
   if (!found.complete) {
+    w.bound = std::max(w.bound, subproblem.labels.proven_ps());
     subproblems_.erase(at);
     open_.push(std::move(w));
     return true;

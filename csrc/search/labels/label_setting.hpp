@@ -30,6 +30,10 @@ class LabelSetting {
 
   // A lower bound of every plan's time.
   double bound_ps() const { return bound_ + static_cast<double>(chain_.fixed_ps()); }
+  // The same, with what searches have shown, also those that gave up.
+  double proven_ps() const {
+    return std::max(bound_, static_cast<double>(proven_)) + static_cast<double>(chain_.fixed_ps());
+  }
 
   // Searches for the optimal plan of time at most `most_ps`. Gives up if a list exceeds `longest` labels.
   // `known_ps`: time of the incumbent.

@@ -306,9 +306,10 @@ StepProver::Range StepProver::bounded(GatherRange gather, BatchSizes sizes, cons
       range.bound_s_per_sample = std::max(range.bound_s_per_sample, bound);
       break;
     }
-    if (round == 0) range.size = found.batch.size;
+    const int64_t size = found.open_size > 0 ? found.open_size : found.batch.size;
+    if (round == 0) range.size = size;
     if (bound > range.bound_s_per_sample) {
-      range.bound_s_per_sample = bound, range.size = found.batch.size;
+      range.bound_s_per_sample = bound, range.size = size;
       range.shares = shares, range.pairs = weights, range.phases = found.phases;
       range.plan = {found_of(found)};
     }

@@ -23,7 +23,7 @@
 // A larger batch hides more transfers, so its best shares are others: for all batches together the bound is
 // that of shares which suit none. And its operators' times lie on other lines (Note [Lines of time] in
 // problem/timed_model.hpp). The plans are branched on the batch, too, at the one of the plan that
-// attains the lowest bound.
+// attains the lowest bound, or if its search was stopped, at the one that it was still searching.
 //
 // Each of these searches knows the plans that attained the bounds before it: where one still attains the
 // range's bound, there is nothing to search. It ends at a bound that is enough, with a plan or without; and
@@ -82,7 +82,7 @@ class StepProver {
     int64_t work = 0;               // of each of its searches at most
     bool stopped = false;           // one of them ended there
     bool divided = false;           // a part, whose bound no certificate repeats
-    int64_t size = 1;               // the batch of the plan that attains it
+    int64_t size = 1;               // the batch of the plan that attains it, or that keeps it as low
     int64_t times = 0;              // that whose times its bounds have: Note [Lines of time]
     std::vector<int> phases;        // that its search constrained
     std::vector<PairWeight> pairs;  // of that bound

@@ -22,7 +22,7 @@ struct Schedule {
   // Per rank, proven by the whole search; without a plan only if the bound is Known::enough.
   double lower_bound_s_per_sample = 0;
   int64_t open_size = 0;  // a micro-batch whose plans may be that fast; 0: none is but the plan's
-  int64_t work = 0;  // steps that the search took, if it counted them
+  int64_t work = 0;       // steps that the search took, if it counted them
   int64_t regions = 0, leaves = 0, nodes = 0, rows = 0;
   double seconds = 0;
 };

@@ -25,6 +25,7 @@ from osdp.sharding import split_embedding, split_linear
 from osdp.sharding.divided_split import DividedSplit
 from osdp.sharding.forward_methods import watch_methods
 from osdp.sharding.gathering_calls import cover_forward, route_forward
+from osdp.sharding.in_step import mark_modules
 from osdp.sharding.init_after_to_empty import install_to_empty
 from osdp.sharding.mixed_precision import install_precision
 from osdp.sharding.module_changes import ModuleChanges
@@ -64,6 +65,7 @@ def put_on_modules(model: nn.Module, sharded: Sharded) -> None:
     install_to_empty(model, sharded)
     watch_batch(model, plan)
     mark_for_others(model)
+    mark_modules(model)
     changes.note()
 
 

@@ -100,3 +100,23 @@ def generate(me: Member, name: str) -> None:
 @pytest.mark.parametrize("name", [n for n, f in families.FAMILIES.items() if f.generates])
 def test_generate(ranks, name):
     ranks(generate, name, world=2, timeout_s=240)
+
+
+def generate_several(me: Member, name: str) -> None:
+    """Ranks end at different lengths: those that are done go on calling until all are."""
+    for what, plan in plans(name, me.world).items():
+        with naming(what):
+            whole, sharded = trained(me, name, plan, steps=1)
+            prompt = families.batch(name, 7 + me.rank, 2)["input_ids"]
+            length = 3 + 4 * me.rank
+            words = []
+            for model in (whole, sharded):
+                model.eval()
+                asked = {"max_new_tokens": length, "min_new_tokens": length, "do_sample": False}
+                words.append(model.generate(prompt, **asked, pad_token_id=0))
+            assert torch.equal(*words), words
+
+
+@pytest.mark.parametrize("name", ["llama", "t5"])
+def test_ranks_generate_different_lengths(ranks, name):
+    ranks(generate_several, name, world=2, timeout_s=240)

@@ -31,6 +31,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from osdp import _C
 from osdp.base.names import joined
 from osdp.errors import ShardingError
+from osdp.sharding.in_step import MARK
 from osdp.sharding.sharded_model import sharded_models, sharded_of
 from osdp.sharding.torch_patches.replaced import hook
 
@@ -119,7 +120,7 @@ def refuse_others(model: nn.Module) -> None:
             _refuse_inside(f"{place} is already under {kind.__name__}")
         if _is_torchs(kind):
             _refuse_inside(f"{place} is already under torch's fully_shard")
-        if vars(module).get("_is_fsdp_managed_module"):
+        if vars(module).get(MARK) is True:  # and not what fully_shard puts there: Note [Calls in step]
             _refuse_inside(f"{place} is already in a FullyShardedDataParallel, or under torch's fully_shard")
     if _has_reducer(model):
         gc.collect()  # DistributedDataParallel is in a reference cycle with its hooks, and may be let go of

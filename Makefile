@@ -36,6 +36,9 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 # What ccache knows counts in every clone: paths are hashed from the clone on.
 export CCACHE_BASEDIR ?= $(CURDIR)
 export CCACHE_NOHASHDIR ?= 1
+# Where it is set (in containers, mostly) every process that runs tests, and every rank, compiles all of the Python it
+# imports, and pytest rewrites each test's asserts anew: half of what starting costs.
+unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
   $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)

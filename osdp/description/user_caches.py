@@ -36,13 +36,18 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.utils import parametrize
 
-# With what torch and OSDP import (sympy: most of a process's modules) and what runs tests, which keep no tensors.
+# With what torch and OSDP import (sympy: most of a process's modules), what draws, what transformers fetches models with
+# and what runs tests, which keep no tensors of a forward.
 _LIBRARIES = sys.stdlib_module_names | {
     *("torch", "torchgen", "functorch", "numpy", "osdp", "sympy", "mpmath", "rich"),
     *("networkx", "jinja2", "markupsafe"),
     *("typing_extensions", "filelock", "fsspec", "psutil", "tqdm", "yaml", "_distutils_hack", "setuptools"),
-    *("huggingface_hub", "tokenizers", "safetensors"),
-    *("pytest", "_pytest", "pluggy", "pygments", "hypothesis", "xdist"),
+    *("matplotlib", "mpl_toolkits", "PIL", "pyparsing", "dateutil", "fontTools", "kiwisolver", "cycler"),
+    *("huggingface_hub", "tokenizers", "safetensors", "regex", "packaging"),
+    *("httpx2", "httpcore2", "httpx", "httpcore", "h11", "anyio", "idna", "certifi", "truststore"),
+    *("pytest", "_pytest", "pluggy", "pygments", "iniconfig", "xdist", "execnet"),
+    *("hypothesis", "sortedcontainers"),
+    *("attr", "attrs", "jsonschema", "jsonschema_specifications", "referencing", "rpds", "platformdirs"),
 }
 _CACHE: type = functools._lru_cache_wrapper
 # Most of what is there, passed over before anything else is asked: this runs for every name of every module.

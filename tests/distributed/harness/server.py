@@ -7,15 +7,17 @@ import multiprocessing
 import os
 from multiprocessing.context import ForkServerContext
 
-# What takes long to import, describe() included.
+# What takes long to import: for describe(), and for torch.compile, which imports it when a rank first compiles.
 PRELOAD = [
     "torch",
     "torch.distributed",
     "torch._dynamo",
+    "torch._inductor.compile_fx",
     "torch._subclasses.fake_tensor",
     "torch.testing",
     "sympy",
     "torch.distributed._composable.replicate_with_fsdp",
+    "torch.distributed.checkpoint",
     "pytest",
     "osdp.fsdp",
 ]

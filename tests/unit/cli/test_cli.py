@@ -234,7 +234,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("architecture", [*CONFIGS, None])
+# One each of words, of two sequences, and of pictures; the others take the same inputs as these.
+ALIKE = ("LlamaForCausalLM", "BertForSequenceClassification")
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [pytest.param(name, marks=[pytest.mark.extras] * (name in ALIKE)) for name in (*CONFIGS, None)],
+)
 def test_search_of_a_transformers_config(architecture: str | None, tmp_path: Path) -> None:
     config, plan = tmp_path / "config.json", tmp_path / "plan.json"
     named = {"architectures": [architecture]} if architecture else {}

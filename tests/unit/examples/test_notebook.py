@@ -52,6 +52,7 @@ def words(book: Any) -> list[str]:
     return ["".join(shown(o) for o in c.outputs if o.get("name") != "stderr") for c in cells]
 
 
+@pytest.mark.extras  # a kernel's start, and all searches of the example
 def test_its_outputs_are_those_that_are_checked_in(executed: Any) -> None:
     """If they should differ: run tools/notebook.py, read what it writes, and commit it."""
     stored = load_tool().nbformat.read(load_tool().NOTEBOOK, 4)
@@ -59,6 +60,7 @@ def test_its_outputs_are_those_that_are_checked_in(executed: Any) -> None:
         assert now == then
 
 
+@pytest.mark.extras
 def test_every_cell_shows_what_it_should(executed: Any) -> None:
     (described,) = outputs(executed, "GPT2Config(")
     assert "5.80 GiB" in described["data"]["text/plain"]

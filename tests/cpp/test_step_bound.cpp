@@ -99,12 +99,15 @@ Request of_slices() {
 
 // A table that is looked up first and a product, both in slices, with all computation in the product: no
 // transfer of the table is hidden, and backward holds two slices' gradients, beside a slice of the product.
-// The bounds of both the time and the memory are within a hundredth.
-void check_slices(bool trained_table) {
+// Gradients are kept as the parameters are, whatever the dtype of computation (`mixed`). The bounds of both
+// the time and the memory are within a hundredth.
+void check_slices(bool trained_table, bool mixed) {
   Model model;
   for (const char* name : {"table", "product"}) model.operators.push_back(in_slices(name));
   Operator &table = model.operators[0], &product = model.operators[1];
   table.look_ups = 1, table.tensors[0].trainable = trained_table;
+  if (mixed)
+    for (Operator& op : model.operators) op.tensors[0].compute_row_bytes = op.tensors[0].row_bytes / 2;
   product.compute_s_per_sample = 9, product.recompute_s_per_sample = 3;
   Request request = of_slices();
   Manner how = manner(model);
@@ -282,7 +285,9 @@ void check_two_hosts(Mode mode, double forward_s, double backward_s, double last
 // Another seed than the suite's may be given: `for s in $(seq 200); do ./test_step_bound $s; done`.
 int main(int argc, char** argv) {
   Random dice(argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 5);
-  check_slices(true), check_slices(false), check_unequal_backwards(), check_left();
+  for (const bool trained : {true, false})
+    for (const bool mixed : {true, false}) check_slices(trained, mixed);
+  check_unequal_backwards(), check_left();
   const double gather_s = 3 * 64 * (1 << 16) / 4 * 1e-7;
   // A gather takes twice as long in computation, which is one and a half times as long as it: neither hides.
   check_two_hosts(Mode::FullShard, 1.5 * gather_s, 3 * gather_s, 3 * gather_s, {0, 1e-7}, {512, 512});

@@ -191,10 +191,8 @@ class Columns {
 
   // Until a bucket has copied them, replicated gradients are in the compute dtype, if that is smaller.
   int64_t cast_bytes() const {
-    if (!whole() && !sliced()) return 0;
-    return sum_trained([&](const Tensor& t) {
-      return offloaded(t) ? 0 : std::max<int64_t>(0, t.bytes() - t.compute_bytes());
-    });
+    if (!whole()) return 0;
+    return sum_trained([](const Tensor& t) { return std::max<int64_t>(0, t.bytes() - t.compute_bytes()); });
   }
   int64_t not_yet_cast() const { return std::min(cast_bytes(), updated() - updated_on_host()); }
 
@@ -206,7 +204,7 @@ class Columns {
           op_.places > 1 ? 0 : updated() - updated_on_host();  // a tied weight's: by a later operator
       const int64_t made = made_here + (weight().trainable ? std::max(slice_gathered(), slice_sent()) : 0);
       const bool looks_up = op_.look_ups > 0;  // the backward of a look-up gathers no slice
-      return std::max<int64_t>(0, made - cast_bytes()) + (looks_up ? 0 : slice_gathered()) +
+      return made + (looks_up ? 0 : slice_gathered()) +
              (looks_up || request_.space.streams ? leaving_later() : 0);
     }
     const int64_t made_or_sent = std::max(made(), sent());
@@ -234,8 +232,7 @@ class Columns {
   // Of gradients of slices, which are added in place to those of earlier micro-batches.
   int64_t summed_in_place() const {
     if (!sliced() || op_.places > 1 || !weight().trainable || offloaded(weight())) return 0;
-    const int64_t made = updated() + std::max(slice_gathered(), slice_sent());
-    return std::min(on_rank(weight()), std::max<int64_t>(0, made - cast_bytes()));
+    return on_rank(weight());
   }
   // With Recompute::Hold, from the recomputation to the backward.
   int64_t held() const {

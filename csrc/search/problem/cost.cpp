@@ -248,13 +248,11 @@ class Pricer {
   // then, but where its gather waits for that.
   Candidate certain(Candidate c) const {
     const bool sharded = traits(c.mode).sharded, split = c.granularity > 1, kept = traits(c.mode).kept;
-    if (!sharded || split) {  // a replicated gradient is in the compute dtype until its bucket has copied it
+    if (!sharded) {  // a replicated gradient is in the compute dtype until its bucket has copied it
       int64_t cast = 0;
-      const Tensor* away = split && traits(c.mode).on_host ? &op_.tensors[op_.split_tensor] : nullptr;
       for (const Tensor& t : op_.tensors)
-        if (t.trainable && &t != away) cast += std::max<int64_t>(0, t.bytes() - t.compute_bytes());
+        if (t.trainable) cast += std::max<int64_t>(0, t.bytes() - t.compute_bytes());
       c.own_bytes = std::max<int64_t>(0, c.own_bytes - cast);
-      c.summed_bytes = std::min(c.summed_bytes, c.own_bytes);
       cast = std::min(cast, c.gradient_bytes);
       c.state_bytes -= cast, c.gradient_bytes -= cast;
     }

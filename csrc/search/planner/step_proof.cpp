@@ -96,7 +96,7 @@ Request StepProver::request_of(const Range& range, StepShares shares) const {
   Request request = bound_request(problem_, shares, limit_bytes_, range.gather);
   request.sizes = range.sizes;
   request.space.of_sizes = request.micro_batches();
-  request.space.turns = range.divided;
+  request.space.divided = range.divided;
   return request;
 }
 

@@ -272,6 +272,7 @@ class Pricer {
       if (op_.position.sees_left) c.late_bytes = more;
       const LessInSlices less = less_in_slices(op_);
       c.own_bytes -= less.own + fewer_copies(op_, slices), c.gathered_bytes -= less.after;
+      c.own_bytes += sum_of_slices(c.split);
     } else if (sharded && !split && !kept && (recompute_ != Recompute::Hold || c.held_bytes == 0)) {
       c.own_bytes += compute_bytes_;
     }
@@ -279,6 +280,17 @@ class Pricer {
     if (c.left_phases > 0 && sharded && !kept_throughout(c.mode))
       c.left_bytes = !split ? left_bytes(c.mode) : op_.places > 1 || op_.calls > 1 ? 0 : leaving_bytes(c);
     return c;
+  }
+
+  // Note [Sums of slices] in cost.hpp.
+  int64_t sum_of_slices(Split split) const {
+    const bool float_sum =
+        op_.tensors[op_.split_tensor].compute_bytes() == 2 * op_.out_features * op_.in_features;
+    if (!space_.divided || !float_sum || split != Split::Out) return 0;
+    if (op_.places > 1 || op_.calls > 1 || op_.look_ups > 0 || op_.convolution) return 0;
+    const int128 bytes = static_cast<int128>(op_.rows_per_sample) * op_.in_features * int64_t{sizeof(float)} *
+                         space_.of_sizes.least;
+    return static_cast<int64_t>(std::min<int128>(bytes, kLargestSum / 8));  // at most: totals stay below 2^61
   }
 
   // Its gradient until computation waits for the next reduction. Where the mean is cast, its bytes may be

@@ -7,6 +7,11 @@
 //           3 (N-1) (alpha + S/N beta) + b gamma (FULL_SHARD)
 //   A split operator: its unsharded slices together cost as NO_SHARD, each sharded slice as FULL_SHARD.
 // Cost::Osdp: the costs of this library's runtime, see docs/search.md.
+//
+// Note [Sums of slices]
+// In 16 bits backward adds the gradients of a product's input up in a float tensor, as large as the input of
+// the whole batch, if its outputs are in slices (simulate/step_of_plan.cpp). An option's bytes know no batch:
+// in the phases of a part of the space (Space::divided) it is that of the smallest micro-batch there.
 #pragma once
 
 #include "search/problem/model.hpp"

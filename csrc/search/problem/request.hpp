@@ -133,7 +133,9 @@ struct Space {
   int64_t most_transient_bytes = int64_t{1} << 61;  // of an option, where one of at most so many is left
   GatherRange gather;                               // with shares: of the plans that the bound is for
   BatchSizes of_sizes{0, 0};                        // and their micro-batches, where known
-  bool turns = false;                               // count that reductions take turns: Note [Turns]
+  // A part of the space: its bound counts what no certificate repeats, Notes [Turns] in step_bound.hpp and
+  // [Sums of slices] in cost.hpp.
+  bool divided = false;
   PipelineStage stage;
 };
 

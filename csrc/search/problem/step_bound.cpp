@@ -270,7 +270,7 @@ class OptionBound {
     return p.earlier_bytes + p.later_bytes > space_.gather.most;
   }
   bool takes_turns() const {
-    return space_.turns && space_.of_sizes.most > 0 && !space_.stage.once() && !space_.separate_reductions;
+    return space_.divided && space_.of_sizes.most > 0 && !space_.stage.once() && !space_.separate_reductions;
   }
   double weighed_turn(const NeighbourPair& p) const { return turn(p) * weight_of(p); }
   double most_of_pair(const NeighbourPair& p) const {

@@ -94,7 +94,7 @@
 // the last one's reduction counts. As above, v (h_a + h_b - 1) is additive, with a weight for each pair of
 // sizes. It is counted where the two fit into the budget together, else they are neighbours, who wait at the
 // same time; c is that of the largest micro-batch of Space::of_sizes. Between two slices of one operator it
-// is the same, whatever the lanes, without a product. No certificate has this (Space::turns): only parts of
+// is the same, whatever the lanes, without a product. No certificate has this (Space::divided): only parts of
 // the space do.
 #pragma once
 

@@ -72,7 +72,7 @@ def profile_model(s: Setting) -> None:
     m = hardware.device_memory
     if (
         s.device.type == "ordered"
-    ):  # in CI also of a communicator that an earlier profile, the case's before, has seen come
+    ):  # in test_profile.py also of a communicator that an earlier profile, the case's before, has seen come
         assert (m.context_bytes, m.communicator_bytes) == (64 * MIB, 8 * MIB if s.world > 1 else 0), m
     for precision in ("fp32", "bf16"):
         plan = osdp.search(

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import pytest
 import run_ranks
 from test_asynchronous_streams import in_order, judge
 
 
 def test_a_profile_finds_every_figure_and_every_access_is_ordered() -> None:
-    judge(
-        run_ranks.run_cases(
-            ["profile", "sizes", "profile_model", "unused_memory", "report_of_memory"], "ordered:check"
-        ),
-        1e-6,
-    )
+    """Of a model: it has the machine's figures too."""
+    cases = ["profile_model", "sizes", "unused_memory", "report_of_memory"]
+    judge(run_ranks.run_cases(cases, "ordered:check"), 1e-6)
+
+
+@pytest.mark.extras
+def test_a_second_profile_knows_the_communicator_that_the_first_has_seen_come() -> None:
+    judge(run_ranks.run_cases(["profile", "profile_model"], "ordered:check"), 1e-6)
 
 
 def test_contention_is_judged_by_collectives_that_were_in_flight_while_computing() -> None:

@@ -204,6 +204,9 @@ void bind_runtime(py::module_& m) {
           "kept_unreduced", [](rt::Runtime& runtime) { return runtime.backward().kept_unreduced(); },
           "Whether the last backward kept gradients under no_sync.")
       .def(
+          "keep_node", [](rt::Runtime& runtime, int64_t param) { runtime.parameter(param).keep_node(); },
+          py::arg("param"), "After Tensor.set_: its gradients go where they went before.")
+      .def(
           "pieces", [](rt::Runtime& runtime, int64_t param) { return runtime.parameter(param).pieces(); },
           py::arg("param"), "The blocks of the full tensor that this rank holds.")
       .def(

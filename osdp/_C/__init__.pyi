@@ -401,6 +401,10 @@ class Runtime:
         """
         Adds parameters that the model gained, as NO_SHARD. Raises ShardingError within a step.
         """
+    def keep_node(self, param: typing.SupportsInt | typing.SupportsIndex) -> None:
+        """
+        After Tensor.set_: its gradients go where they went before.
+        """
     def let_go(self) -> None:
         """
         Reshards the units that stay gathered and have a parameter that an optimizer may step. Raises as `reshard`.

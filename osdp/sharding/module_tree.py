@@ -35,6 +35,7 @@ from torch.nn.modules.module import (
     register_module_module_registration_hook,
     register_module_parameter_registration_hook,
 )
+from torch.nn.utils.parametrize import ParametrizationList
 
 from osdp import _C
 from osdp.base.modules import is_compiled
@@ -62,10 +63,27 @@ def watch_registrations() -> list[Any]:
     disable: Any = torch.compiler.disable  # it runs within calls that may be compiled
     _C.watch_tree(disable(_look))
     return [
-        register_module_parameter_registration_hook(_C.count_registration),
+        register_module_parameter_registration_hook(_parameter_registered),
         register_module_module_registration_hook(_module_registered),
         register_module_buffer_registration_hook(_buffer_registered),
     ]
+
+
+def _parameter_registered(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+    if type(module) is ParametrizationList and parameter is not None:
+        _not_written(module, parameter)
+    _C.count_registration(module, name, parameter)
+
+
+def _not_written(parametrization: ParametrizationList, parameter: nn.Parameter) -> None:
+    """torch has called Tensor.set_ of a parameter that gets a parametrization with itself. That counts as a write, which is
+    refused in a forward, and autograd forgets our hooks. PEFT does so in every forward (`target_parameters`)."""
+    if any(hasattr(each, "right_inverse") for each in parametrization) or parameter.is_inference():
+        return
+    for _, sharded in sharded_models():
+        if sharded.runtime.in_pass and (index := sharded.tree.index.get(id(parameter))) is not None:
+            sharded.runtime.keep_node(index)
+            torch._C._autograd._unsafe_set_version_counter((parameter,), (parameter._version - 1,))
 
 
 def _module_registered(module: nn.Module, name: str, registered: nn.Module | None) -> None:

@@ -1,4 +1,4 @@
-"""torch.compile of an optimizer's step: OSDP's checks before steps run outside of the graph."""
+"""torch.compile of an optimizer's step, whose checks run outside of the graph; compiled autograd, which is refused."""
 
 from __future__ import annotations
 
@@ -46,3 +46,20 @@ def of_dtensors(me: Member) -> None:
 
 def test_a_compiled_step_of_dtensors_is_refused(ranks):
     ranks(of_dtensors, world=2)
+
+
+def compiled_backwards(me: Member) -> None:
+    for mode in ("NO_SHARD", "FULL_SHARD"):
+        torch._dynamo.reset()
+        pair = Pair(me, LOAD, mode)
+        _, loss = pair.forward(pair.data(0))
+        compiled = torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager"))
+        with compiled, pytest.raises(osdp.ShardingError, match=r"compiled autograd cannot.*Leave it off"):
+            loss.backward()
+        pair.sharded.zero_grad()
+        pair.train(1)
+
+
+@pytest.mark.outcome("compiled autograd", osdp.ShardingError)
+def test_compiled_autograd_is_refused(ranks):
+    ranks(compiled_backwards, world=2)

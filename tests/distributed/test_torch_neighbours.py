@@ -56,6 +56,60 @@ def parametrised_before(me: Member) -> None:
                     pair.sharded(me.part(pair.data(0)[0][0]))
 
 
+class Plus(nn.Module):
+    def __init__(self, delta: torch.Tensor) -> None:
+        super().__init__()
+        self.delta = delta
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight + self.delta
+
+
+class Adapted(nn.Module):
+    """As PEFT's LoRA of a parameter (`target_parameters`): parametrized for the time of one call."""
+
+    def __init__(self, before: str = "") -> None:
+        super().__init__()
+        self.base, self.head, self.before = nn.Linear(6, 8), nn.Linear(8, 4), before
+        self.a, self.b = nn.Parameter(torch.randn(2, 6)), nn.Parameter(torch.randn(8, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            if self.before == "clamp_":
+                self.base.weight.clamp_(-0.1, 0.1)
+            elif self.before == "set_":
+                self.base.weight.set_(self.base.weight.clone())
+        if self.before == "set_":
+            return self.head(self.base(x))
+        parametrize.register_parametrization(self.base, "weight", Plus(self.b @ self.a))
+        try:
+            with parametrize.cached():
+                y = self.base(x)
+        finally:
+            parametrize.remove_parametrizations(self.base, "weight", leave_parametrized=False)
+        return self.head(torch.tanh(y))
+
+
+def parametrised_in_forward(me: Member) -> None:
+    for name, plan in PLANS.items():
+        with naming(name):
+            pair = pair_of(me, plan, Adapted)
+            pair.train(steps=2, micros=2, no_sync=True)
+            pair.evaluate()
+            with torch.inference_mode():
+                pair.forward(pair.data(5))
+    with pytest.raises(osdp.ShardingError, match=r"'base\.weight' was written to in"):
+        pair_of(me, "FULL_SHARD", lambda: Adapted("clamp_")).train(steps=1)
+    with pytest.raises(osdp.ShardingError, match=r"'base\.weight' was given other memory in forward"):
+        pair_of(me, "NO_SHARD", lambda: Adapted("set_")).train(steps=1)
+
+
+@pytest.mark.outcome("a parametrization within forward (PEFT's `target_parameters`)", "equal")
+@pytest.mark.outcome("`set_` of a NO_SHARD parameter within forward", osdp.ShardingError)
+def test_a_parametrization_within_forward(ranks):
+    ranks(parametrised_in_forward, world=2)
+
+
 @pytest.mark.outcome("`torch.nn.utils.parametrize`, `weight_norm` before `fully_shard`; `cached()`", "equal")
 @pytest.mark.outcome("the same, removed after sharding", osdp.ShardingError)
 def test_parametrised_before(ranks):

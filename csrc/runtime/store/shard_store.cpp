@@ -264,6 +264,12 @@ void Parameter::keep_node() {
   if (accumulator_) torch::autograd::impl::set_grad_accumulator(tensor_, weak_reference(accumulator_));
 }
 
+bool Parameter::keeps_node() const {
+  if (!accumulator_) return true;
+  const auto node = torch::autograd::impl::try_get_grad_accumulator(tensor_);
+  return !node || node.get() == accumulator_.get();
+}
+
 void Parameter::hide_hooks() {
   if (auto& hooks = torch::autograd::impl::post_acc_grad_hooks(tensor_)) hidden_hooks_ = std::move(hooks);
 }

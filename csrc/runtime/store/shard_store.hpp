@@ -134,6 +134,9 @@ class Parameter {
   // makes autograd drop it, even if the next assignment returns to the first dtype (model.bfloat16(), then
   // model.float()).
   void keep_node();
+  // Whether the gradient of each use so far comes to that node. Tensor.set_ and resize_ make autograd drop
+  // it, too.
+  bool keeps_node() const;
 
   // Whether it was written to in place since it was shown unsharded or since the last note_version(); see
   // Note [Writes in forward].

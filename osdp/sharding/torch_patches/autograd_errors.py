@@ -35,6 +35,8 @@ _BROADCAST = re.compile(
     r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\) at non-singleton dimension"
 )
 _SLICES = re.compile(r"osdp::split_\w+ cannot be (differentiated twice|transformed by torch\.func)")
+# C++ hooks, as ours, have no form in a graph of compiled autograd.
+_COMPILED_AUTOGRAD = re.compile("compiled_args nyi, see .Note: Compiled Autograd")
 
 # What torch says of operands of different dtypes.
 _DTYPES = re.compile(
@@ -74,6 +76,12 @@ def typed(error: RuntimeError, runtime: _C.Runtime | None = None, module: str = 
         message = (
             f"OSDP: {' and '.join(map(repr, names))} {'is' if len(names) == 1 else 'are'} computed in slices, which has no "
             f"second derivatives and no torch.func transforms ({text.rstrip('.')}). Choose granularity 1 in the plan"
+        )
+    elif _COMPILED_AUTOGRAD.search(text):
+        message = (
+            "OSDP: compiled autograd cannot run the backward of a sharded model, whose gathers and reductions it would "
+            "have to trace. Leave it off (torch._dynamo.config.compiled_autograd = False, and no call of "
+            "torch._dynamo.compiled_autograd): torch.compile of the model or of its blocks compiles it without that"
         )
     elif _DTYPES.search(text) and (dtype := _computed_in(runtime)) is not None:
         message = (

@@ -100,8 +100,7 @@ Request of_slices() {
 // A table that is looked up first and a product, both in slices, with all computation in the product: no
 // transfer of the table is hidden, and backward holds two slices' gradients, beside a slice of the product.
 // In 16 bits (`mixed`) gradients are kept as the parameters are, and the gradient of the product's input is
-// summed in float. The bounds of both
-// the time and the memory are within a hundredth.
+// summed in float. The bounds of both the time and the memory are within a hundredth.
 void check_slices(bool trained_table, bool mixed) {
   Model model;
   for (const char* name : {"table", "product"}) model.operators.push_back(in_slices(name));

@@ -117,9 +117,8 @@ void ParamViews::check_written() const {
   for (const Parameter* p : shards_.whole_params())
     OSDP_CHECK(p->keeps_node(), Sharding, "OSDP: ", step_.me(), ": parameter '", p->name(),
                "' was given other memory in ", step_.in_backward ? "backward" : "forward",
-               " (Tensor.set_, resize_, p.data of another dtype): its gradient would then be this rank's "
-               "own, not the "
-               "average over the ranks. Write values with copy_, or do this between steps.");
+               " (Tensor.set_, resize_, p.data of another dtype): its gradient would then be this rank's ",
+               "own, not the average over the ranks. Write values with copy_, or do this between steps.");
 }
 
 void ParamViews::note_writes() {

@@ -194,7 +194,7 @@ class Columns {
     if (!whole()) return 0;
     return sum_trained([](const Tensor& t) { return std::max<int64_t>(0, t.bytes() - t.compute_bytes()); });
   }
-  int64_t not_yet_cast() const { return std::min(cast_bytes(), updated() - updated_on_host()); }
+  int64_t not_yet_cast() const { return std::min(cast_bytes(), updated()); }
 
   // While its backward runs: the gradient that it makes, and its own unit or slice.
   int64_t own_phase() const {

@@ -284,9 +284,7 @@ class Pricer {
 
   // Note [Sums of slices] in cost.hpp.
   int64_t sum_of_slices(Split split) const {
-    const bool float_sum =
-        op_.tensors[op_.split_tensor].compute_bytes() == 2 * op_.out_features * op_.in_features;
-    if (!space_.divided || !float_sum || split != Split::Out) return 0;
+    if (!space_.divided || !sums_in_float(op_) || split != Split::Out) return 0;
     if (op_.places > 1 || op_.calls > 1 || op_.look_ups > 0 || op_.convolution) return 0;
     const int128 bytes = static_cast<int128>(op_.rows_per_sample) * op_.in_features * int64_t{sizeof(float)} *
                          space_.of_sizes.least;

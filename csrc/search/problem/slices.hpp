@@ -56,6 +56,11 @@ struct Slices {
   }
 };
 
+// Whether products with slices of the weight are summed in float: those of 16 bits.
+inline bool sums_in_float(const Operator& op) {
+  return op.tensors[op.split_tensor].compute_bytes() == 2 * op.out_features * op.in_features;
+}
+
 // How much less of its weight a convolution in slices copies.
 inline int64_t fewer_copies(const Operator& op, const Slices& slices) {
   const int64_t all = copies_of_weight(op);

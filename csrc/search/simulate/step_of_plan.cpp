@@ -172,7 +172,7 @@ class Builder {
   // `o`, `at`: where the product with the weight of `op` is; elsewhere than `op` if that is tied.
   void add_sum_of_slices(StepOperator& o, const Operator& at, const Operator& op, Split split) const {
     const Tensor& weight = op.tensors[op.split_tensor];
-    if (weight.compute_bytes() != 2 * op.out_features * op.in_features) return;
+    if (!sums_in_float(op)) return;
     const auto rows_of = [&](int64_t row) {
       const int128 all = static_cast<int128>(op.rows_per_sample) * row;
       if (all > kLargestSum) throw InvalidProblem("operator '" + op.name + "': more than 2^61 bytes");

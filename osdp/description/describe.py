@@ -27,6 +27,7 @@ from osdp.description.model_description import (
     SAVED_BYTES,
     WORK_BYTES,
     Block,
+    Buffers,
     Kernel,
     ModelDescription,
     Operator,
@@ -287,7 +288,7 @@ def _assemble(
                 transposed=shape is not None and is_conv1d(owners.modules[name]),
                 kernel_places=0 if shape is None else _kernel_places(owners.modules[name]),
                 parameter_bytes=sum(owners.parameters[p].nbytes for p in parameters),
-                buffer_bytes=buffers.pop(name),
+                buffer_bytes=buffers.pop((name,), 0),
                 flops_per_sample=flops,
                 **dict(zip((*SAVED_BYTES, *WORK_BYTES), (*saved, *work), strict=True)),
                 output_cut=first is not None and name in first.output_cut,
@@ -296,9 +297,6 @@ def _assemble(
                 reads=_reads(owners, name, first, blocks),
             )
         )
-    if operators and any(buffers.values()):  # of modules that are not operators
-        first_bytes = operators[0].buffer_bytes + sum(buffers.values())
-        operators[0] = dataclasses.replace(operators[0], buffer_bytes=first_bytes)
     kernels: tuple[tuple[Kernel, ...], ...] = ()
     if watched is not None and operators:
         operators, kernels = _with_kernels(operators, watched)
@@ -315,6 +313,7 @@ def _assemble(
         blocks_changing_inputs=tuple(changing),
         precision="fp32",
         kernels=kernels,
+        buffers=tuple(Buffers(modules, n) for modules, n in buffers.items()),
     )
 
 
@@ -379,14 +378,18 @@ def _has_several_gradients(owners: Ownership, name: str) -> bool:
     return len(trained) > 1 and not (isinstance(module, nn.Linear) or is_conv1d(module))
 
 
-def _buffer_bytes(owners: Ownership) -> dict[str, int]:
-    """Bytes of buffers by module; shared ones count for the first module."""
-    known: set[int] = set()
-    found = {}
+def _buffer_bytes(owners: Ownership) -> dict[tuple[str, ...], int]:
+    """Bytes of buffers by the modules that have them."""
+    sizes: dict[int, int] = {}
+    holders: dict[int, dict[str, None]] = {}
     for name, module in owners.modules.items():
-        own = {id(b): b for b in module._buffers.values() if b is not None and id(b) not in known}
-        known.update(own)
-        found[name] = sum(b.nbytes for b in own.values())
+        for buffer in module._buffers.values():
+            if buffer is not None and buffer.nbytes:
+                sizes[id(buffer)] = buffer.nbytes
+                holders.setdefault(id(buffer), {})[name] = None
+    found: dict[tuple[str, ...], int] = {}
+    for key, names in holders.items():
+        found[tuple(names)] = found.get(tuple(names), 0) + sizes[key]
     return found
 
 

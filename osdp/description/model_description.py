@@ -78,7 +78,7 @@ class Operator:
     # Of a convolution (out, weights of one output). See `transposed`.
     split_shape: tuple[int, int] | None
     parameter_bytes: int
-    buffer_bytes: int
+    buffer_bytes: int  # of buffers that the module alone has
     saved_bytes_per_sample: int  # activations saved for backward; shared storage is counted once
     saved_bytes_fixed: int  # the part that does not grow with the batch
     flops_per_sample: int  # of the forward; the backward is counted as twice that
@@ -151,6 +151,15 @@ class Block:
     input_bytes_per_sample: int
 
 
+@dataclass(frozen=True)
+class Buffers:
+    """Buffers of modules that are no operators, or that several modules share: which of a pipeline's stages have them
+    follows from the modules."""
+
+    modules: tuple[str, ...]  # that have these
+    bytes: int
+
+
 CPU, ACCELERATOR = "cpu", "accelerator"
 
 
@@ -181,6 +190,12 @@ class ModelDescription(InFile):
     kernels: tuple[tuple[Kernel, ...], ...] = ()  # each list once, of whichever operators have it
     # What will train the model: CPU or ACCELERATOR; "" where both hold the same memory.
     device: str = ""
+    buffers: tuple[Buffers, ...] = ()  # those that no operator has alone
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes of all buffers."""
+        return sum(o.buffer_bytes for o in self.operators) + sum(b.bytes for b in self.buffers)
 
     @property
     def parameter_bytes(self) -> int:

@@ -162,6 +162,10 @@ def _description_problems(description: ModelDescription) -> Iterator[tuple[str, 
             yield f"description.kernels, number {n}", problem
     for i, block in enumerate(description.blocks):
         yield from _sizes(f"description.blocks[{i}].", block, ("input_bytes_per_sample",))
+    for i, buffers in enumerate(description.buffers):
+        yield from _sizes(f"description.buffers[{i}].", buffers, ("bytes",))
+        if not buffers.modules or len(set(buffers.modules)) < len(buffers.modules):
+            yield f"description.buffers[{i}].modules", "is empty, or has a module twice"
     if len(blocks) < len(description.blocks):
         yield "description.blocks", "two blocks have the same name"
     owned: set[str] = set()

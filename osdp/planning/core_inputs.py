@@ -107,8 +107,7 @@ def around_operators(
     """Of a core model: blocks, bytes held of each sample, and bytes held always."""
     blocks = [(b.name, b.input_bytes_per_sample) for b in description.blocks]
     held = description.input_bytes_per_sample + description.output_bytes_per_sample
-    buffers = sum(o.buffer_bytes for o in description.operators)
-    return blocks, held, buffers + beside_tensors
+    return blocks, held, description.buffer_bytes + beside_tensors
 
 
 def beside_tensors(

@@ -23,6 +23,7 @@ from osdp.planning.degrees.divided_operators import (
 )
 from osdp.planning.degrees.linear_shapes import rows_of
 from osdp.planning.degrees.local_operators import WORK, WORK_FIXED
+from osdp.planning.degrees.stage_buffers import StageBuffers, with_buffers_apart
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,8 @@ class Chain:
         self.description = description
         self.divided = {o.name for o in description.operators if is_part(o)}
         self.links, self._tied = _joined(description, _links(description))
-        self._buffers = _buffers_of_cut(description, self.links)
+        operators, names = [link.operators for link in self.links], [link.name for link in self.links]
+        self.kept_buffers = StageBuffers(description, operators, names).of
 
     @property
     def most_stages(self) -> int:
@@ -69,26 +71,16 @@ class Chain:
             )
         raise InvalidProblemError(f"{parts}: blocks, and what has parameters around them")
 
-    def kept_buffers(self, first: int, end: int) -> int:
-        """Bytes of buffers that the stage has too: those of modules that are cut are in each of their stages."""
-        return sum(
-            b.bytes
-            for b in self._buffers
-            if first <= b.last and b.first < end and not first <= b.counted < end
-        )
-
     def stage(self, first: int, end: int) -> ModelDescription:
         """Links [first, end) as a description: what is left out passes in and out as activations."""
         d = self.description
         chosen = sorted(i for link in self.links[first:end] for i in link.operators)
         operators = merged([d.operators[i] for i in chosen])
-        if more := self.kept_buffers(first, end):
-            held = dataclasses.replace(operators[0], buffer_bytes=operators[0].buffer_bytes + more)
-            operators = (held, *operators[1:])
         blocks = {block_of(d, o) for o in operators}
         return dataclasses.replace(
             d,
             operators=operators,
+            buffers=self.kept_buffers(first, end),
             blocks=tuple(b for b in d.blocks if b.name in blocks),
             input_bytes_per_sample=(
                 d.input_bytes_per_sample if first == 0 else self.links[first].boundary_bytes_per_sample
@@ -102,33 +94,10 @@ class Chain:
         )
 
 
-@dataclass(frozen=True)
-class _Buffers:
-    """Of a module in the links [first, last], which are counted in one of them."""
-
-    bytes: int
-    first: int
-    last: int
-    counted: int
-
-
-def _buffers_of_cut(d: ModelDescription, links: tuple[Link, ...]) -> list[_Buffers]:
-    link_of = {i: at for at, link in enumerate(links) for i in link.operators}
-    found = []
-    for i, o in enumerate(d.operators):
-        if o.buffer_bytes and is_end(d, o):
-            inside = [
-                link_of[n] for n, other in enumerate(d.operators) if is_in(other.name, o.name) and n != i
-            ]
-            first, last = min(inside, default=link_of[i]), max(inside, default=link_of[i])
-            found.append(_Buffers(o.buffer_bytes, first, last, link_of[i]))
-    return found
-
-
 def for_stages(d: ModelDescription) -> ModelDescription:
     """The description with operators of modules that are cut in parts, and with what a module around several blocks computes
     itself behind them, where its forward ends."""
-    d = _gathered_around(divided(d))
+    d = _gathered_around(divided(with_buffers_apart(d)))
     ends = [o.name for o in d.operators if is_end(d, o)] if blocks_of(d) else []
     for name in sorted(ends, key=lambda n: -len(list(modules_around(n)))):
         d = _with_end_last(d, name)

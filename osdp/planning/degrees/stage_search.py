@@ -85,7 +85,7 @@ class StageSearches:
         """Equal for stages that differ in their names only."""
         last = end == len(self._content)
         after = 0 if last else self.chain.links[end].boundary_bytes_per_sample
-        held = self.chain.kept_buffers(first, end)
+        held = sum(b.bytes for b in self.chain.kept_buffers(first, end))
         return (tuple(self._content[first:end]), first == 0, last, after, in_flight, held)
 
     def possible(self, modes: Sequence[str]) -> tuple[str, ...]:

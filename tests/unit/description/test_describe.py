@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import osdp
 from osdp.base.modules import HANDLES
 from osdp.description.forward_tracer import Watcher
-from osdp.description.model_description import ModelDescription, Operator
+from osdp.description.model_description import Buffers, ModelDescription, Operator
 from tests.unit.description.nasty_models import GPT, ConvNet, ReadByParent, Scaled, Structured, Twice, Wrapped
 
 
@@ -118,9 +118,10 @@ def test_every_buffer_counts_once() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.norm(self.first(x))
 
-    operators = by_name(osdp.describe(Masked(), torch.randn(2, 4)))
-    assert operators["norm"].buffer_bytes == 2 * 4 * 4 + 8
-    assert sum(o.buffer_bytes for o in operators.values()) == 2 * 4 * 4 + 8 + 4 * 13
+    description = osdp.describe(Masked(), torch.randn(2, 4))
+    assert by_name(description)["norm"].buffer_bytes == 2 * 4 * 4 + 8
+    assert description.buffers == (Buffers(("mask", "never"), 40), Buffers(("never",), 12))
+    assert description.buffer_bytes == 2 * 4 * 4 + 8 + 4 * 13
 
 
 def test_weights_that_a_parent_reads_are_gathered_at_the_parent() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import osdp
-from osdp.description.model_description import Kernel, Parameter, Read
+from osdp.description.model_description import Buffers, Kernel, Parameter, Read
 from osdp.hardware.hardware import (
     Collective,
     DeviceMemory,
@@ -81,6 +81,7 @@ NOTHING = {
     "not part of the model of memory and time": ("description.sample_batch",),
     "`osdp.parallelize` refuses column-wise linears by it": ("description.operators[].output_cut",),
     "where a pipeline can be cut, which is checked where the whole `ParallelPlan` is": (
+        "description.buffers[].modules[]",
         "description.operators[].reads[].parameter",
         "description.operators[].reads[].module",
         "description.operators[].reads[].after",
@@ -112,6 +113,7 @@ INPUTS = (
     "description.operators[].kernel_places",
     "description.operators[].output_groups",
     "description.operators[].buffer_bytes",
+    "description.buffers[].bytes",
     "description.operators[].saved_bytes_per_sample",
     "description.operators[].saved_bytes_fixed",
     "description.operators[].flops_per_sample",
@@ -279,6 +281,7 @@ def plans() -> dict[str, Plan]:
         rich,
         operators=(*rich.operators[:-1], priced),
         blocks_changing_inputs=("h.7",),
+        buffers=(Buffers(("h.0.attn", "h.1.attn"), 100),),
         kernels=(kernels, kernels[2:]),
     )
     least = least_memory(rich, hardware)

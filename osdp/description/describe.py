@@ -294,7 +294,7 @@ def _assemble(
                 output_cut=first is not None and name in first.output_cut,
                 output_groups=first.output_groups.get(name, 0) if first else 0,
                 waiting_gradient_bytes=waiting if sums_in_slices else 0,
-                reads=_reads(owners, name, first, blocks),
+                reads=_reads(owners, name, first, blocks, gather_at),
             )
         )
     kernels: tuple[tuple[Kernel, ...], ...] = ()
@@ -445,8 +445,11 @@ def _can_be_sliced(module: nn.Module) -> bool:
     return type(module) is nn.Linear or is_conv1d(module)
 
 
-def _reads(owners: Ownership, name: str, trace: Trace | None, blocks: list[str]) -> tuple[Read, ...]:
-    """Where the parameters of `name` are read, if a module outside of blocks does that around others with parameters."""
+def _reads(
+    owners: Ownership, name: str, trace: Trace | None, blocks: list[str], gather_at: tuple[str, ...]
+) -> tuple[Read, ...]:
+    """Where the parameters of `name` are read, if a module outside of blocks does that around others with parameters, or if
+    a module is called at several places."""
     found = [
         Read(p, *read)
         for p in owners.owned.get(name, ())
@@ -457,7 +460,17 @@ def _reads(owners: Ownership, name: str, trace: Trace | None, blocks: list[str])
         and any(m != module and is_in(m, module) for m in owners.owned)
         for module in dict.fromkeys(read.module for read in found)
     )
-    return tuple(found) if any(around) else ()
+    return tuple(found) if any(around) or _at_several_places(found, blocks, gather_at) else ()
+
+
+def _at_several_places(reads: list[Read], blocks: list[str], gather_at: tuple[str, ...]) -> bool:
+    """Whether a module that reads is called again behind others (one norm behind each block), or by what shares it."""
+    for module in dict.fromkeys(read.module for read in reads):
+        home = block_containing(blocks, module) or module
+        before = {r.after for r in reads if r.module == module and not (r.after and is_in(r.after, home))}
+        if len(before) > 1 or not any(is_in(module, place) for place in gather_at):
+            return True
+    return False
 
 
 def _look_ups(owners: Ownership, gather_at: tuple[str, ...]) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from osdp import _C
-from osdp.base.names import modules_around
+from osdp.base.names import is_in, modules_around
 from osdp.base.stand_in import StandIn
 from osdp.base.storage_numbers import StorageNumbers
 from osdp.base.tensor_parallel import local_part, storage_id, wraps_local
@@ -39,7 +39,8 @@ class Trace:
         self.order: dict[str, None] = {}
         # Parameter -> distinct stacks of running modules at its reads.
         self.stacks: dict[str, dict[tuple[str, ...], None]] = {}
-        # Parameter -> its distinct reads: the innermost running module, and that whose call ended last before.
+        # Parameter -> its distinct reads: the innermost running module (of one that is reached by several names the one
+        # that calls it), and that whose call ended last before.
         self.reads: dict[str, dict[tuple[str, str], None]] = {}
         self.calls: dict[str, int] = {}
         self.saved_bytes: dict[str, int] = {}
@@ -259,7 +260,9 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
             case ("read", str(name), stack):
                 self.trace.order.setdefault(name)
                 self.trace.stacks.setdefault(name, {}).setdefault(stack)
-                self.trace.reads.setdefault(name, {}).setdefault((stack[-1], self._ended))
+                # A module that several share has one name, and is called in others, which it is not in by name.
+                reader = next((m for m in reversed(stack) if not is_in(stack[-1], m)), stack[-1])
+                self.trace.reads.setdefault(name, {}).setdefault((reader, self._ended))
             case ("flops", str(module), int(amount)):
                 self._add(self.trace.flops, module, amount)
             case ("saved", str(module), int(amount)):

@@ -106,7 +106,8 @@ class Operator:
     # The part of its work that is gradients of matrices that are read several times, which autograd keeps for their sum.
     # There are none where these are computed in slices.
     waiting_gradient_bytes: int = 0
-    # Where a module outside of blocks reads parameters around others with some: each distinct read, in order.
+    # Where a module outside of blocks reads parameters around others with some, and where one is called at several places:
+    # each distinct read, in order.
     reads: tuple[Read, ...] = ()
 
     @property

@@ -18,6 +18,7 @@ from osdp.fsdp.composable import fully_shard
 from osdp.parallel.first_values import check_values, take_first
 from osdp.parallel.owners import Owners
 from osdp.parallel.pipeline import Pipeline
+from osdp.parallel.shared_buffers import names_of_buffers
 from osdp.parallel.split_outputs import SplitOutputs
 from osdp.parallel.stage import Stage
 from osdp.parallel.stage_module import check_entries, cut_to_stage
@@ -84,8 +85,10 @@ def parallelize(
     was = ModulesAsTheyWere(model)
     try:
         take_first(model, mesh["pp"])
+        buffers = names_of_buffers(model) if len(plan.stages) > 1 else {}
         whole_shapes = plan.tensor_parallel == 1 or not {"sequence", "module"} & set(plan.tp_plan.values())
         passing = cut_to_stage(model, owners, stage, _entries(plan), device, whole_shapes)
+        passing.buffers = buffers
         take_first(model, mesh["tp"])
         if plan.tensor_parallel > 1:
             divided = parallelize_stage(model, plan.description, plan.tp_plan, tp_plan, mesh["tp"])

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from osdp.errors import InvalidProblemError, ShardingError
-from osdp.parallel.crossing import Crossing
 from osdp.parallel.ending import end_of_pipeline
+from osdp.parallel.first_step import Seen, partial_gradient, what_is_wrong
+from osdp.parallel.shared_buffers import values_of_buffers
 from osdp.parallel.stage_module import INPUT
 from osdp.parallel.stand_in import Passing
-from osdp.parallel.tensor_styles import why_not_cut
 from osdp.parallel.whole_parameters import gradients_apart
 from osdp.plan.parallel_plan import ParallelPlan
 
@@ -44,6 +45,7 @@ class Pipeline:
         self.schedule = schedule  # torch's: its `step` is what `step` here calls
         self._passing = passing
         self._shapes: list[torch.Size] | None = None  # of the inputs of the step before
+        self._steps = 0
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Those of this rank's stage, for an optimizer."""
@@ -88,10 +90,14 @@ class Pipeline:
             if ending is error:
                 raise
             raise ending from error
+        self._steps += 1
         if self._passing.looks:
-            self._compare_cuts(self._drew_apart(random))
+            self._raise_everywhere(self._wrong_in_first_step(self._drew_apart(random)))
+        elif self._passing.whole and self._steps & (self._steps - 1) == 0:
+            apart = self._partial_gradient()
+            self._raise_everywhere(partial_gradient(apart) if apart else "")
         # In float32 at least: a mean of losses in bf16 would be rounded to its 8 bits.
-        here = torch.stack([loss.detach().float() for loss in losses]).mean() if losses else None
+        here = torch.stack([_plain(loss).float() for loss in losses]).mean() if losses else None
         value = torch.zeros((), device=_device(self.module)) if here is None else here
         dist.all_reduce(value)
         return value / (self.plan.data_parallel * self.plan.tensor_parallel)
@@ -146,73 +152,50 @@ class Pipeline:
         dist.all_gather_object(told, before if drew else "", group=self.mesh["tp"].get_group())
         return len(set(told)) > 1
 
-    def _compare_cuts(self, drew_apart: bool) -> None:
-        """Note [A model cut to one stage]. Collective in the first step."""
+    def _raise_everywhere(self, wrong: str) -> None:
+        """Replicas see other parts of gradients. Collective over all ranks."""
+        told: list[str] = [""] * dist.get_world_size()
+        dist.all_gather_object(told, wrong)
+        if found := next(filter(None, told), ""):
+            raise ShardingError(found)
+
+    def _partial_gradient(self) -> str:
+        """A parameter that ranks of tensor parallelism hold alike, and whose gradient they do not, or "". Collective: ranks
+        of several stages and replicas hold others, and go on until none knows of one whose gradient was always zero."""
+        passing = self._passing
+        apart, unknown = gradients_apart(self.module, passing.whole, self.mesh["tp"].get_group())
+        left = torch.tensor(float(len(unknown)), device=_device(self.module))
+        dist.all_reduce(left)
+        passing.whole = (unknown or [""]) if left else []  # "": none of this rank's, which others wait for
+        return apart
+
+    def _wrong_in_first_step(self, drew_apart: bool) -> str:
+        """What is wrong, or "": Note [A model cut to one stage]. Collective."""
         passing = self._passing
         passing.looks, cuts, passing.cuts = False, passing.cuts, None
         elsewhere, passing.elsewhere = passing.elsewhere, None
         for watching in (cuts, elsewhere):
             if watching is not None:
                 watching.close()
-        apart = (
-            gradients_apart(self.module, passing.whole, self.mesh["tp"].get_group()) if passing.whole else ""
+        seen = Seen(
+            passing.entered,
+            passing.left,
+            frozenset(cuts.cut if cuts is not None else ()),
+            frozenset(cuts.grouped if cuts is not None else ()),
+            drew_apart,
+            self._partial_gradient() if self.plan.tensor_parallel > 1 else "",
+            elsewhere.found if elsewhere is not None else "",
+            values_of_buffers(self.module, passing.buffers),
         )
         told: Any = [None] * len(self.plan.stages)
-        seen = (cuts.cut, cuts.grouped) if cuts is not None else (set(), set())
-        group = self.mesh["pp"].get_group()
-        depends = elsewhere.found if elsewhere is not None else ""
-        dist.all_gather_object(
-            told, (passing.entered, passing.left, *seen, drew_apart, depends, apart), group=group
-        )
-        if any(drew for *_, drew, _, _ in told):
-            raise ShardingError(
-                "forward draws random numbers (dropout), and the ranks of a tensor-parallel group drew others: what they "
-                "all hold whole would differ, and be trained apart. Seed them alike before the first step, "
-                "torch.manual_seed(seed + pipeline.mesh['dp'].get_local_rank())"
-            )
-        if names := sorted(set[str]().union(*(cut for _, _, cut, *_ in told))):
-            raise ShardingError(why_not_cut(names[0]))
-        if names := sorted(set[str]().union(*(grouped for _, _, _, grouped, *_ in told))):
-            raise ShardingError(
-                f"{names[0]!r} is divided over tensor parallelism by its outputs (colwise), and the model's forward views "
-                "its output in as many groups (heads) as in one process, so each has a part of its outputs alone, and the "
-                "loss is not one process's. A rank has fewer groups of the same size: view(..., -1, size) instead of "
-                "view(..., groups, -1)"
-            )
-        found: list[tuple[Crossing | None, Crossing | None]] = [(entered, left) for entered, left, *_ in told]
-        for stage in range(1, len(found)):
-            before, here = found[stage - 1], found[stage]
-            if before[1] != here[0]:
-                raise ShardingError(
-                    f"between stages {stage - 1} and {stage} of the pipeline more than one tensor passes: "
-                    f"{self.plan.stages[stage].modules[0]!r} was called with {_difference(before[1], here[0])}. A stage "
-                    "gets its first module's first tensor from the one before, and computes the rest from the model's inputs"
-                )
-        if names := [name for *_, name in told if name]:
-            raise ShardingError(
-                f"the gradient of {names[0]!r} differs between ranks of a tensor-parallel group, which all hold it whole: "
-                "forward computes with it on a part of the sequence (sequence parallelism) or of a divided output, so each "
-                "rank has a part of its gradient. Use it where activations are whole, or in a module with a style in "
-                "tp_plan (SequenceParallel)"
-            )
-        for stage, (*_, name, _) in enumerate(told):
-            if name:
-                what = "passes on" if stage < len(told) - 1 else "computes as the model's output"
-                raise ShardingError(
-                    f"what stage {stage} of the pipeline {what} depends on {name!r}, which is in another stage, beside the "
-                    f"one tensor that {self.plan.stages[stage].modules[0]!r} gets from there, so it is not one process's. "
-                    "Forward has to pass everything through that tensor, or a module has to do what forward does around it "
-                    "(a residual x + layer(norm(x)))"
-                )
+        dist.all_gather_object(told, seen, group=self.mesh["pp"].get_group())
+        return what_is_wrong(told, [stage.modules[0] for stage in self.plan.stages])
 
 
-def _difference(left: Crossing | None, right: Crossing | None) -> str:
-    sent = dict(left.arguments) if left else {}
-    found = dict(right.arguments) if right else {}
-    name = next(n for n in {**sent, **found} if sent.get(n) != found.get(n))
-    return (
-        f"argument {name} {sent.get(name, 'missing')} in the one, {found.get(name, 'missing')} in the other"
-    )
+def _plain(loss: Tensor) -> Tensor:
+    """Of a loss over a mesh (loss_parallel), its value."""
+    value = loss.detach()
+    return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def _device(module: nn.Module) -> torch.device:

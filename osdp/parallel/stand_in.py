@@ -36,6 +36,7 @@ class Passing:
         self.cuts: SplitOutputs | None = None
         self.elsewhere: Elsewhere | None = None
         self.whole: list[str] = []  # parameters that ranks of tensor parallelism hold alike
+        self.buffers: dict[str, str] = {}  # of the whole model, as names_of_buffers has them
 
     @property
     def here(self) -> bool:

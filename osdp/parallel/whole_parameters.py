@@ -2,7 +2,8 @@
 
 Their gradients are one process's if each rank computes with whole activations, and then they are the same on all ranks.
 Where a rank has a part of the sequence (sequence parallelism), or of a divided output, it has a part of the gradient, and
-nothing in shapes tells (a scale of the width): so the first step compares them.
+nothing in shapes tells (a scale of the width): so the first step compares them. Those whose gradients are zero then (before
+a projection that begins at zero) are compared again in the steps 2, 4, 8, ... as long as there are some.
 """
 
 from __future__ import annotations
@@ -27,11 +28,18 @@ def whole_parameters(model: nn.Module) -> list[str]:
     return [name for name, p in model.named_parameters() if not isinstance(p, DTensor)]
 
 
-def gradients_apart(model: nn.Module, whole: Collection[str], group: dist.ProcessGroup) -> str:
-    """The first of the parameters `whole` whose gradient is another one on another rank of `group`, or "". Collective."""
-    names, numbers = [], []
+def gradients_apart(
+    model: nn.Module, whole: Collection[str], group: dist.ProcessGroup
+) -> tuple[str, list[str]]:
+    """The first of the parameters `whole` whose gradient is another one on another rank of `group`, or "", and those whose
+    gradient is zero on all of them. Collective."""
+    names, numbers, unknown = [], [], []
     for name, parameter in model.named_parameters():
-        if name in whole and parameter.grad is not None:
+        if name not in whole or not parameter.requires_grad or not local_part(parameter.detach()).numel():
+            continue
+        if parameter.grad is None:
+            unknown.append(name)
+        else:
             gradient = local_part(parameter.grad).detach().flatten().double()
             names.append(name)
             numbers.append(
@@ -44,5 +52,7 @@ def gradients_apart(model: nn.Module, whole: Collection[str], group: dist.Proces
     for name in names:
         seen = torch.tensor([other.get(name, [0.0] * (_SUMS + 1)) for other in told], dtype=torch.float64)
         if (seen.amax(0) - seen.amin(0)).max() > _TOLERANCE * seen[:, -1].max():
-            return name
-    return ""
+            return name, []
+        if not seen[:, -1].max():
+            unknown.append(name)
+    return "", unknown

@@ -14,7 +14,12 @@ from support.pair import close, naming
 from test_parallelize import SAMPLES, STYLES, WIDTH, WORDS, Block
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+)
 
 import osdp
 
@@ -265,7 +270,7 @@ class Sequences(nn.Module):
         x = self.token(tokens)
         for block in self.blocks:
             x = block(x)
-        return self.head(x * self.scale)
+        return self.head(x if self.scale is None else x * self.scale)
 
 
 IN_SEQUENCES = {
@@ -277,12 +282,30 @@ IN_SEQUENCES = {
 }
 
 
+class BeginsAtZero(Sequences):
+    """The scale of each block has no gradient in the first step, since `down` is zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks, self.scale = nn.ModuleList(Scaled() for _ in range(4)), None
+
+
+class Scaled(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(WIDTH))
+        nn.init.zeros_(self.down.weight)
+
+    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        return x + self.down(torch.tanh(self.up(x * self.scale)))
+
+
+def loss_of(logits: Tensor, tokens: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+
+
 def of_parts(me: Member) -> None:
     inputs, _ = batch(Gpt, 0)
-
-    def loss_of(logits: Tensor, tokens: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
-
     for stages in (1, 2):
         model = Sequences().double()
         plan = me.once(lambda m=model, n=stages: plan_for(m, 2, n, me.world, tp_plan=IN_SEQUENCES))
@@ -292,10 +315,53 @@ def of_parts(me: Member) -> None:
             osdp.ShardingError, match="gradient of 'scale' differs between ranks of a tensor-parallel"
         ):
             pipe.step(mine, target=mine)
+    model = BeginsAtZero().double()
+    plan = me.once(lambda: plan_for(model, 2, 2, me.world, tp_plan=IN_SEQUENCES))
+    pipe = osdp.parallelize(model, plan, loss_of, tp_plan=IN_SEQUENCES)
+    optimizer = torch.optim.SGD(pipe.parameters(), lr=0.1)
+    pipe.step(inputs, target=inputs)
+    optimizer.step()
+    with pytest.raises(osdp.ShardingError, match=r"gradient of 'blocks.\d.scale' differs"):
+        pipe.step(inputs, target=inputs)
 
 
 def test_a_part_of_a_gradient_is_noticed(ranks):
     ranks(of_parts, world=4)
+
+
+def over_the_mesh(me: Member) -> None:
+    """The loss of logits that ranks have a part of, each of the words."""
+    styles = {**IN_SEQUENCES, "head": ColwiseParallel(input_layouts=Shard(1), use_local_output=False)}
+    models, inputs = [], batch(Gpt, 0)[0]
+    for _ in range(2):
+        torch.manual_seed(0)
+        models.append(Sequences().double())
+        models[-1].scale = None
+    model, whole = models
+    plan = me.once(lambda: plan_for(model, 2, 1, me.world, tp_plan=styles))
+    pipe = osdp.parallelize(model, plan, loss_of, tp_plan=styles)
+    size, replica = SAMPLES // plan.data_parallel, pipe.mesh["dp"].get_local_rank()
+    mine = inputs[replica * size : (replica + 1) * size]
+    with loss_parallel():
+        found = pipe.step(mine, target=mine)
+    wanted = loss_of(whole(inputs), inputs)
+    wanted.backward()
+    torch.testing.assert_close(found.double(), wanted.detach(), rtol=1e-6, atol=0)
+    close(pipe.clip_grad_norm_(1.0), nn.utils.clip_grad_norm_(whole.parameters(), 1.0), 1e-9, "norm")
+
+
+def test_a_loss_over_the_mesh(ranks):
+    ranks(over_the_mesh, world=4)
+
+
+class Statistics(Gpt):
+    """Blocks of both stages write to the statistics of one batch norm, without parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        norm = nn.BatchNorm1d(LENGTH, affine=False)
+        for block in self.blocks:
+            block.norm = norm
 
 
 def refused(me: Member) -> None:
@@ -308,6 +374,12 @@ def refused(me: Member) -> None:
     )
     inputs, targets = batch(Gpt, 0)
     with pytest.raises(osdp.ShardingError, match="depends on 'pos_emb', which is in another stage"):
+        pipe.step(inputs[:4], target=targets[:4])
+    shared = Statistics().double()
+    pipe = osdp.parallelize(
+        shared, me.once(lambda: plan_for(shared, 1, 2, me.world)), nn.functional.cross_entropy
+    )
+    with pytest.raises(osdp.ShardingError, match=r"buffer 'blocks.0.norm.running_mean' is in several stages"):
         pipe.step(inputs[:4], target=targets[:4])
     # A plan of a model that reads it once: the other stage notices in the first step.
     twice = Twice().double()

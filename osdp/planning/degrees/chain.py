@@ -173,6 +173,7 @@ def _joined(d: ModelDescription, links: tuple[Link, ...]) -> tuple[tuple[Link, .
         elif o.parameters and not is_unread(d, o):
             modules = {module: spans.get(module, (here, here)) for module in o.gather_at}
             read[o.parameters[0].name] = [here, *(at for both in modules.values() for at in both)]
+            read[o.parameters[0].name] += (link_of[max(0, place(r))] for r in o.reads)
             for module, (at, last) in modules.items():
                 if last > at and is_in(links[at].name, module) and not holds_several(d, module):
                     begins[at] = min(module, begins.get(at, module), key=len)
@@ -200,7 +201,7 @@ def _links(d: ModelDescription) -> tuple[Link, ...]:
     waiting: list[int] = []  # operators without parameters before their link
     has_blocks, seen_block, previous = bool(blocks_of(d)), False, None
     for i, o in enumerate(d.operators):
-        block = block_of(d, o)
+        block = block_of(d, o) or (_block_around(d, o.name) if o.parameters else None)
         if is_end(d, o):
             ends.append(i)
         elif is_unread(d, o) and groups:
@@ -230,6 +231,11 @@ def _links(d: ModelDescription) -> tuple[Link, ...]:
         last = inputs.get(name, last or _reads(first))
         links.append(Link(name, tuple(sorted(members)), last))
     return tuple(links)
+
+
+def _block_around(d: ModelDescription, name: str) -> str | None:
+    """Of an operator that is in no block, since several read it: the one that it is in by name."""
+    return next((b for b in blocks_of(d) if is_in(name, b)), None)
 
 
 def _where_around(d: ModelDescription, groups: Sequence[tuple[str, list[int]]], name: str) -> list[int]:

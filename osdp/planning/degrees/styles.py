@@ -84,7 +84,7 @@ def _style(pattern: str, style: Any) -> str:
 def styles_of(description: ModelDescription, plan: Mapping[str, str]) -> dict[str, str]:
     """Operator -> its style; the first pattern that matches counts.
 
-    Raises InvalidProblemError for a pattern that names no module, and where two of its styles would share a tied weight.
+    Raises InvalidProblemError for a pattern that names no module, and for a module with a tied weight.
     """
     modules: dict[str, None] = {}
     for o in description.operators:
@@ -99,7 +99,32 @@ def styles_of(description: ModelDescription, plan: Mapping[str, str]) -> dict[st
         for name in matches:
             styles.setdefault(name, style)
     owned = {o.name for o in description.operators}
+    tied = tied_modules(description)
+    for name, style in styles.items():
+        if name in tied and style != "module":
+            raise InvalidProblemError(
+                f"tp_plan gives {name!r} the style {style!r}, but its {tied[name][0]!r} is also that of {tied[name][1]!r} "
+                "(tied), and torch's parallelize_module would make two parameters of it. Untie them "
+                "(tie_word_embeddings=False), or leave both out of tp_plan"
+            )
     return {name: style for name, style in styles.items() if name in owned and style != "module"}
+
+
+def tied_modules(description: ModelDescription) -> dict[str, tuple[str, str]]:
+    """By module of which a parameter is also another one's: the parameter's name, and the other module."""
+    found: dict[str, tuple[str, str]] = {}
+    for parameter in description.parameters:
+        names = [n.rpartition(".")[0] for n in (parameter.name, *parameter.aliases)]
+        for module in names:
+            if other := next((n for n in names if n != module), None):
+                found.setdefault(module, (parameter.name, other))
+    return found
+
+
+def without_tied(plan: Mapping[str, str], description: ModelDescription) -> dict[str, str]:
+    """Of a model's own plan, what does not divide tied weights alone: transformers keep it for both (lm_head)."""
+    tied = dict.fromkeys(tied_modules(description))
+    return {pattern: style for pattern, style in plan.items() if not matching(pattern, tied)}
 
 
 def matching(pattern: str, modules: Mapping[str, None]) -> list[str]:

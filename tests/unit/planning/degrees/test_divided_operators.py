@@ -200,6 +200,57 @@ def test_a_module_that_reads_its_own_is_a_link() -> None:
     assert names == ["begin", "layers.list.0", "layers.list.1", "layers.list.2", "tail", "head"]
 
 
+class OneNorm(Net):
+    """A module called behind the first blocks, and one that all blocks share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.begin(x)
+        for i, block in enumerate(self.layers.list):
+            x = block(self.norm(x)) if i < 2 else block(x)
+        return self.head(x)
+
+
+class OneLinear(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        for block in self.layers.list[1:]:
+            block.down = self.layers.list[0].down
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layers(self.begin(x)))
+
+
+class CalledAgain(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layers.list[0](self.layers(self.begin(x))))
+
+
+class TiedWithin(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers.list[2].up.weight = self.layers.list[0].up.weight
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        (OneNorm, ["begin", "layers.list.1", "layers.list.2", "head"]),
+        (OneLinear, ["begin", "layers.list.0", "head"]),
+        (CalledAgain, ["begin", "layers.list.0", "head"]),
+        (TiedWithin, ["begin", "layers.list.0", "head"]),
+    ],
+)
+def test_what_reads_a_weight_at_several_places_is_one_link(kind: type[Net], names: list[str]) -> None:
+    chain = chain_of(kind)
+    assert [link.name for link in chain.links] == names
+    with pytest.raises(osdp.InvalidProblemError, match="is read in several"):
+        chain.check_stages(len(names) + 1)
+
+
 def test_stages_have_all_of_it_once() -> None:
     chain = chain_of(Net)
     whole, parts = osdp.describe(Net(), torch.zeros(2, WIDTH)), [chain.stage(0, 2), chain.stage(2, 5)]

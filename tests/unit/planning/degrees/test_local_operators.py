@@ -1,5 +1,6 @@
 """What one rank of a tensor-parallel group has: shapes, activations, work, and the collectives that it waits for."""
 
+import dataclasses
 import re
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from torch.distributed.tensor.parallel import (
 import osdp
 from osdp.planning.degrees.collectives import collectives_of
 from osdp.planning.degrees.local_operators import LocalOperators
-from osdp.planning.degrees.styles import plan_of, styles_of
+from osdp.planning.degrees.styles import plan_of, styles_of, without_tied
 from tests.unit.gpt_descriptions import gpt, machine
 from tests.unit.planning.degrees.problems import STYLES
 
@@ -44,6 +45,21 @@ def test_a_model_of_transformers_has_its_own_plan() -> None:
     model = SimpleNamespace(config=SimpleNamespace(base_model_tp_plan={"layers.*.fc": "colwise"}))
     assert plan_of(None, model) == {"layers.*.fc": "colwise"}
     assert plan_of(None, SimpleNamespace()) == {}
+
+
+def test_styles_of_a_tied_weight_are_refused_and_left_out_of_a_models_own_plan() -> None:
+    """torch's parallelize_module makes two parameters of it."""
+    table, *others, head = MODEL.operators
+    (weight,) = table.parameters
+    tied = dataclasses.replace(table, parameters=(dataclasses.replace(weight, aliases=("head.weight",)),))
+    head = dataclasses.replace(head, parameters=(), gather_at=(), parameter_bytes=0, split_shape=None)
+    model = dataclasses.replace(MODEL, operators=(tied, *others, head))
+    for name, other in (("head", "wte"), ("wte", "head")):
+        with pytest.raises(osdp.InvalidProblemError, match=f"gives '{name}' the .* also that of '{other}'"):
+            styles_of(model, {name: "colwise_gathered"})
+    assert without_tied({**STYLES, "head": "colwise_gathered"}, model) == {
+        name: style for name, style in STYLES.items() if name != "head"
+    }
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,8 @@ void a_step_keeps_its_limit_whatever_its_timing() {
     Wish wish = wish_for(0);
     wish.batches = {{1, 3}};
     const int64_t least = planner.search(wish).smallest_limit_bytes;
+    wish.limit_bytes = least;
+    CHECK(planner.any_plan(wish).feasible);
     for (const int64_t limit : {least, least * 9 / 8, 2 * least}) {
       wish.limit_bytes = limit;
       const Answer best = planner.search(wish);

@@ -5,7 +5,6 @@
 
 #include "search/planner/additive_search.hpp"
 #include "search/planner/peak_limit.hpp"
-#include "search/planner/step_search.hpp"
 #include "search/problem/problem.hpp"
 
 namespace osdp::search {
@@ -101,10 +100,10 @@ Answer Planner::any_plan(const Wish& wish, const Interrupted& interrupted) const
   soon.work = wish.work;  // as much as the search that found the limit had
   Searches longer(*this, soon, interrupted);
   const bool at_once = keeps(searches.least(wish.batches));
-  const LeastPeak& least = at_once ? searches.least(wish.batches) : longer.least(wish.batches);
+  const LeastPeak& least = at_once ? searches.least(wish.batches) : longer.lowest(wish.batches);
   Answer a;
   a.limit_bytes = wish.limit_bytes;
-  if (!keeps(least)) return any_step(longer, problem, PeakLimit(wish.limit_bytes));
+  if (!keeps(least)) return a;
   PlanEvaluator own(problem, player_, PeakLimit(wish.limit_bytes).most_bytes());
   a.feasible = true, a.plan = own.plain(least.plan), a.played = own.play(least.plan);
   a.peak_bytes = own.largest_peak_bytes(least.plan);

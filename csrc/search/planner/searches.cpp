@@ -74,23 +74,33 @@ bool Searches::limit_is_of_sum() const {
 Answer Searches::best_plan(int64_t limit_bytes, const std::vector<Batch>& batches) {
   const Request problem = request(limit_bytes, batches);
   if (limit_is_of_sum()) return additive_optimum(*this, problem);
-  Answer found = fastest_step(*this, problem, PeakLimit(limit_bytes));
+  const PeakLimit limit(limit_bytes);
+  Answer found = fastest_step(*this, problem, limit);
   if (!found.feasible && wish_.find_smallest) {
-    if (const LeastPeak& least = this->least(batches); least.found)
-      found.smallest_limit_bytes = lowered(PeakLimit::smallest(least.largest_peak_bytes), batches);
+    const LeastPeak& least = lowest(batches);
+    if (least.found && limit.spare(least.largest_peak_bytes) >= 0)
+      found = fastest_step(*this, problem, limit);  // begins with that
+    else if (least.found)
+      found.smallest_limit_bytes = PeakLimit::smallest(least.largest_peak_bytes);
   }
   found.limit_bytes = limit_bytes;
   return found;
 }
 
-int64_t Searches::lowered(int64_t limit_bytes, const std::vector<Batch>& batches) {
-  while (!over()) {
-    const int64_t less = limit_bytes - 1;
+const LeastPeak& Searches::lowest(const std::vector<Batch>& batches) {
+  least(batches);
+  LeastPeak& least = least_->second;
+  const Request problem = request(0, batches);
+  PlanEvaluator evaluator(problem, planner_.player(), 0);
+  while (least.found && !over()) {
+    const int64_t less = PeakLimit::smallest(least.largest_peak_bytes) - 1;
     const Answer found = any_step(*this, request(less, batches), PeakLimit(less));
     if (!found.feasible) break;
-    limit_bytes = PeakLimit::smallest(found.peak_bytes);
+    IndexedPlan lower = in_whole_space(evaluator, found.plan);
+    lower.prefetch = problem.space.prefetches.front();
+    least = {true, lower, evaluator.largest_peak_bytes(lower)};
   }
-  return limit_bytes;
+  return least;
 }
 
 bool Searches::fits(int64_t limit_bytes, Batch batch) {

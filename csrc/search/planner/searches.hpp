@@ -39,6 +39,9 @@ class Searches {
   bool fits(int64_t limit_bytes, Batch batch);
   // The plan with the smallest largest peak; cached for the last batches asked for.
   const LeastPeak& least(const std::vector<Batch>& batches);
+  // The same, or one of a smaller peak that the search finds under lower limits: under the limit that this
+  // one just keeps it finds none, so that limit is the smallest. least() is that from then on.
+  const LeastPeak& lowest(const std::vector<Batch>& batches);
 
   // Whether the limit applies to the sum: with the paper's costs, and for one rank.
   bool limit_is_of_sum() const;
@@ -49,10 +52,6 @@ class Searches {
   bool over() { return interrupted() || left_s() <= 0; }
 
  private:
-  // A limit that is feasible, or the smallest below it at which the search still finds a plan: its plans may
-  // have smaller peaks than the least one that is known.
-  int64_t lowered(int64_t limit_bytes, const std::vector<Batch>& batches);
-
   using Clock = std::chrono::steady_clock;
   // Asks at most every millisecond.
   bool interrupted();

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import osdp
+from osdp.errors import InfeasibleError
 from tests.unit.gpt_descriptions import gpt, machine
 
 
@@ -36,3 +37,18 @@ def test_there_is_a_plan_under_every_limit(
     for i in range(4):
         limit = least + (most - least) * i // 3
         assert osdp.search(description, memory=limit, **arguments).memory_limit_bytes == limit
+
+
+def test_the_smallest_limit_that_an_error_names_is_one_of_a_plan_that_is_found_again(
+    benchmarks_first: None,
+) -> None:
+    """Here searches under lower limits find a plan of a smaller peak, which a search under the limit that it
+    just keeps misses."""
+    from planner import transformer
+
+    description = transformer([3072] * 3 + [4096] * 3, 512, 1000)
+    arguments: dict[str, Any] = {"hardware": "h200-2x8", "world_size": 2, "hosts": 1, "batch_size": 16}
+    with pytest.raises(InfeasibleError) as e:
+        osdp.search(description, memory=0, **arguments)
+    assert e.value.smallest_limit is not None
+    assert osdp.search(description, memory=e.value.smallest_limit, **arguments)

@@ -212,9 +212,16 @@ int64_t check_turns(Random& dice) {
     op.compute_s_per_sample =
         op.recompute_s_per_sample + 0.25 * reduction_s * static_cast<double>(draw(dice, 0, 5));
     if (k < in_block) op.block = 0;
+    if (k + 1 == n || dice() % 4 != 0) continue;
+    Operator small;  // between the two
+    small.name = "norm", small.tensors = {{8, 4}}, small.block = k + 1 < in_block ? 0 : -1;
+    model.operators.push_back(small);
   }
   Request request = of_slices();
-  request.recompute = {dice() % 2 == 0 ? Recompute::None : Recompute::Regather};
+  if (dice() % 3 == 0) request.device.all_gather.alpha_s = 0.05;
+  request.recompute = {dice() % 2 == 0   ? Recompute::None
+                       : dice() % 2 == 0 ? Recompute::Regather
+                                         : Recompute::Hold};
   const bool gathered = dice() % 2 == 0, hosts = dice() % 3 == 0;
   request.space.modes = {Mode::ShardGradOp, Mode::NoShard}, request.space.granularities.clear();
   if (gathered) request.space.modes.push_back(Mode::FullShard), request.space.granularities = {2, 4};
@@ -227,7 +234,9 @@ int64_t check_turns(Random& dice) {
   request.device.delay = how.delay, request.device.stolen = 1e-3 * static_cast<double>(how.stolen_permille);
   const Planner planner(model, request, how);
   request = planner.request();
-  request.space.shares = dice() % 2 == 0 ? StepShares{} : random_shares(dice, request.device.hosts);
+  request.space.shares = random_shares(dice, request.device.hosts);
+  if (const int64_t form = draw(dice, 0, 2); form > 0)
+    request.space.shares = StepShares{form / 2 * 1024, form / 2 * 1024};
   request.space.of_sizes = {1, 1}, request.space.divided = true;
   for (const Operator& op : planner.model().operators)
     if (const NeighbourPair& p = op.position.earlier; p.later_bytes > 0)

@@ -220,6 +220,8 @@ class Positions {
     p.in_backward = p.together || a.block < 0 || ends_block(earlier);
     p.in_recompute = p.together && b.position.gathered_again;
     p.in_turn = manner_.lanes.enqueue && reduced(a) && reduced(b);
+    p.earlier_time = a.time(), p.later_time = b.time();
+    p.ends_block = p.together && block_end_[b.block] == static_cast<int>(later);
     return p;
   }
   static bool reduced(const Operator& op) {
@@ -233,12 +235,14 @@ class Positions {
   void set_neighbours() {
     const size_t n = model_.operators.size();
     std::vector<int> begins(n), ends(n);
+    std::vector<int64_t> begun_bytes(n);   // gathered where their calls begin
     std::vector<bool> acquires_slices(n);  // whether its own or a tied table's
     for (size_t i = 0; i < n; ++i) {
       const Place& place = manner_.places[i];
       if (!place.parameters) continue;
       for (const Span& s : place.calls) {
-        ++begins[s.first], ++ends[s.last];
+        begins[s.first] += static_cast<int>(place.repeats), ++ends[s.last];
+        begun_bytes[s.first] += place.repeats * place.gathered_bytes;
         if (model_.operators[i].split_tensor >= 0) acquires_slices[s.last] = true;
       }
     }
@@ -263,6 +267,7 @@ class Positions {
           p.backward_per_sample = between.backward_per_sample, p.backward_fixed = between.backward_fixed;
           p.turn_per_sample = in_turn.per_sample;
           p.turn_fixed = in_turn.fixed;
+          p.between_bytes = between.between_bytes, p.between_gathers = between.between_gathers;
           waits_forward += p.forward_per_sample, ++pairs;
           waits_backward += p.backward_per_sample;
           if (p.in_recompute) waits_backward += NeighbourPair::kMostSlowdown * p.forward_per_sample + 1;
@@ -273,6 +278,7 @@ class Positions {
         in_turn = own;
         continue;
       }
+      between.between_bytes += begun_bytes[i], between.between_gathers += begins[i];
       const Place& place = manner_.places[i];
       broken |= place.parameters && (!small(place) || op.split_tensor >= 0);
       broken |= acquires_slices[i];

@@ -100,18 +100,21 @@ Request StepProver::request_of(const Range& range, StepShares shares) const {
   return request;
 }
 
-PlanLines StepProver::lines_in(const Range& range) {
+std::vector<Request> StepProver::requests_of(const Range& range) const {
   std::vector<Request> requests;
   const auto add = [&](StepShares shares) { requests.push_back(request_of(range, shares)); };
   add({0, 0});
   for (size_t k = 1; k < knots_.size(); ++k) add({knots_[k], 0});
   for (size_t k = 1; k < knots_.size(); ++k) add({0, knots_[k]});
   add({0, 0, kWhole}), add({0, 0, 0, kWhole}), add({0, 0, 0, 0, kWhole});
-  return {model(range), classes(range), std::move(requests)};
+  return requests;
 }
 
-StepProver::Line StepProver::line_of(PlanLines& lines, const Found& plan) const {
-  std::vector<double> value = lines.of(plan);
+PlanLines StepProver::lines_in(const Range& range) {
+  return {model(range), classes(range), requests_of(range)};
+}
+
+StepProver::Line StepProver::line_through(std::vector<double> value) const {
   const size_t knots = knots_.size() - 1;
   Line line;
   line.constant = value[0];
@@ -191,15 +194,16 @@ std::vector<PairWeight> StepProver::pairs_in(const Range& range) const {
   return pairs;
 }
 
+void StepProver::Line::add(const Line& other, double weight) {
+  constant += weight * other.constant, link += weight * other.link;
+  averages += weight * other.averages, reductions += weight * other.reductions;
+  for (size_t k = 0; k < kMostKnots; ++k)
+    forward[k] += weight * other.forward[k], backward[k] += weight * other.backward[k];
+}
+
 StepProver::Line StepProver::PlanBound::with(const std::vector<PairWeight>& weights) const {
   Line sum = line;
-  for (size_t k = 0; k < weights.size(); ++k) {
-    const double weight = share(weights[k].weight);
-    for (size_t at = 0; at < kMostKnots; ++at) {
-      sum.forward[at] += weight * pairs[k].forward[at];
-      sum.backward[at] += weight * pairs[k].backward[at];
-    }
-  }
+  for (size_t k = 0; k < weights.size(); ++k) sum.add(pairs[k], share(weights[k].weight));
   return sum;
 }
 
@@ -214,7 +218,7 @@ std::vector<StepProver::Line> StepProver::pairs_of(const Found& plan, const Rang
     sharded[i] = c.granularity == 1 && traits(c.mode).sharded, kept[i] = traits(c.mode).kept;
     sliced[i] = c.granularity > 1;
   });
-  const Request halves[] = {request_of(range, {kWhole, 0}), request_of(range, {0, kWhole})};
+  const std::vector<Request> requests = requests_of(range);
   size_t earlier = 0;
   for (size_t i = 0; i < model.operators.size(); ++i) {
     const Operator& op = model.operators[i];
@@ -228,15 +232,12 @@ std::vector<StepProver::Line> StepProver::pairs_of(const Found& plan, const Rang
           p.together || before.block < 0 || plan.decision.ways[before.block] == Recompute::None;
       const PairTaken taken{(sharded[earlier] && !kept[earlier]) + (sharded[i] && !kept[i]),
                             ((sharded[earlier] || sliced[earlier]) && at_once) + sharded[i]};
-      const auto ps = [&](const Request& half) {
-        return pair_bound_ps(op, half, way, taken, plan.batch.size) / static_cast<double>(plan.batch.size);
-      };
       if (at != pairs.end()) {
-        Line& line = lines[static_cast<size_t>(at - pairs.begin())];
-        for (size_t k = 1; k < knots_.size(); ++k) {
-          line.forward[k] += share(knots_[k]) * ps(halves[0]);
-          line.backward[k] += share(knots_[k]) * ps(halves[1]);
-        }
+        std::vector<double> values;
+        for (const Request& request : requests)
+          values.push_back(pair_bound_ps(op, request, way, taken, plan.batch.size) /
+                           static_cast<double>(plan.batch.size));
+        lines[static_cast<size_t>(at - pairs.begin())].add(line_through(std::move(values)), 1);
       }
     }
     if (op.position.later.later_bytes > 0) earlier = i;
@@ -322,7 +323,7 @@ StepProver::Range StepProver::bounded(GatherRange gather, BatchSizes sizes, cons
     std::vector<Found> near{found_of(found)};
     near.insert(near.end(), found.runners_up.begin(), found.runners_up.end());
     for (Found& plan : near) {
-      plans.push_back({line_of(*lines, plan), pairs_of(plan, range, weights)});
+      plans.push_back({line_through(lines->of(plan)), pairs_of(plan, range, weights)});
       plans_.push_back(std::move(plan));
     }
     const StepShares before = shares;

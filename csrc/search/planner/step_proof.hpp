@@ -94,6 +94,7 @@ class StepProver {
   struct Line {
     double constant = 0, link = 0, averages = 0, reductions = 0;
     AtKnots forward{}, backward{};
+    void add(const Line& other, double weight);
   };
   struct PlanBound {  // its line, and what each entry of a range's pairs adds at the whole
                       // weight
@@ -115,8 +116,9 @@ class StepProver {
   double at(const Line& line, const StepShares& shares) const;
   // Without shares, with each of forward's knots alone, each of backward's, and the whole of the forms of the
   // link, of averages and of reductions.
+  std::vector<Request> requests_of(const Range& range) const;
+  Line line_through(std::vector<double> values) const;  // of these requests
   PlanLines lines_in(const Range& range);
-  Line line_of(PlanLines& lines, const Found& plan) const;
   std::vector<Line> pairs_of(const Found& plan, const Range& range, const std::vector<PairWeight>& pairs);
   // The problem whose objective is the bound of a range with these shares.
   Request request_of(const Range& range, StepShares shares) const;

@@ -48,9 +48,14 @@ std::vector<int64_t> signature(const Operator& op, bool positions, bool pairs) {
                              picoseconds(op.compute_s_fixed, "operator", op.name)});
   }
   if (pairs) {
-    for (const NeighbourPair* p : {&op.position.earlier, &op.position.later})
+    for (const NeighbourPair* p : {&op.position.earlier, &op.position.later}) {
       key.insert(key.end(), {p->earlier_bytes, p->later_bytes, p->later_sent_bytes, p->together,
-                             p->in_backward, p->in_recompute, p->in_turn, p->turn_per_sample, p->turn_fixed});
+                             p->in_backward, p->in_recompute, p->in_turn, p->turn_per_sample, p->turn_fixed,
+                             p->ends_block, p->between_bytes, p->between_gathers});
+      for (const ComputeTime& t : {p->earlier_time, p->later_time})
+        for (const double seconds : {t.both_per_sample, t.both_fixed, t.again_per_sample, t.again_fixed})
+          key.push_back(picoseconds(seconds, "operator", op.name));
+    }
   }
   for (const auto& [slices, seconds] : op.slices_s)
     key.insert(key.end(), {slices, picoseconds(seconds, "operator", op.name)});

@@ -39,6 +39,12 @@ struct Tensor {
 
 // Two operators of which each is large enough not to share its unit with the other, and between which nothing
 // large has parameters: Notes [Neighbours] and [Turns] in problem/step_bound.hpp.
+// What an operator computes, in seconds: both passes, and the forward of a recomputation.
+struct ComputeTime {
+  double both_per_sample = 0, both_fixed = 0, again_per_sample = 0, again_fixed = 0;
+  bool operator==(const ComputeTime&) const = default;
+};
+
 struct NeighbourPair {
   static constexpr int64_t kMostSlowdown =
       2;  // Device::recompute_slowdown above which in_recompute is left out
@@ -53,6 +59,11 @@ struct NeighbourPair {
   // earlier one's, in ps, if no recomputation lies between.
   bool in_turn = false;
   int64_t turn_per_sample = 0, turn_fixed = 0;
+  // Note [Idle lane] in problem/step_bound.hpp: what the two compute, whether the later one ends its block,
+  // and the most that is gathered between them: bytes, and collectives.
+  ComputeTime earlier_time, later_time;
+  bool ends_block = false;
+  int64_t between_bytes = 0, between_gathers = 0;
   bool operator==(const NeighbourPair&) const = default;
 };
 
@@ -104,6 +115,9 @@ struct Operator {
   // each slice after the first takes Space::slice_overhead_s.
   std::vector<std::pair<int64_t, double>> slices_s;
   StepPosition position;
+  ComputeTime time() const {
+    return {compute_s_per_sample, compute_s_fixed, recompute_s_per_sample, recompute_s_fixed};
+  }
   int64_t forward_work_bytes_per_sample = 0, forward_work_bytes_fixed = 0;  // see Note [Work]
   int64_t backward_work_bytes_per_sample = 0, backward_work_bytes_fixed = 0;
   // Of its places those, the first in execution order, that look rows of split_tensor up (nn.Embedding):

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 
 #include "search/problem/collective_time.hpp"
 #include "search/problem/problem.hpp"
@@ -214,7 +215,8 @@ class OptionBound {
     const double part = traits(c.mode).sharded && !traits(c.mode).kept ? 1 : space_.stage.part();
     return part * (traits(c.mode).sharded ? sharded(c.mode) : replicated());
   }
-  // What a pair of neighbours waits for if both are gathered whole, at least: in any mode. Note [Neighbours].
+  // What a pair of neighbours waits for if both are gathered whole, at least: in any mode. Notes [Neighbours]
+  // and [Idle lane].
   double waits(const NeighbourPair& p, Recompute way) const {
     const int64_t most = space_.gather.most;
     if (p.later_bytes == 0 || !are_neighbours(p)) return 0;
@@ -235,7 +237,34 @@ class OptionBound {
       }
       least = least < 0 ? sum : std::min(least, sum);
     }
-    return std::max(0.0, least);
+    return std::max(0.0, least) + idle_lane(p, way);
+  }
+  // In the lane form, if both are gathered whole: Note [Idle lane].
+  double idle_lane(const NeighbourPair& p, Recompute way) const {
+    if (space_.of_sizes.most == 0) return 0;
+    double forward = std::numeric_limits<double>::infinity(), end_of_block = forward;
+    for (const int64_t size : {space_.of_sizes.least, space_.of_sizes.most}) {
+      const auto [first, unused, again] = computation(p.earlier_time, size);
+      const auto [second, backward, second_again] = computation(p.later_time, size);
+      forward = std::min(forward, first);
+      end_of_block = std::min(end_of_block, (again + second_again) * device_.recompute_slowdown + backward);
+    }
+    const double gathered = longest_gathers(p.between_bytes, p.between_gathers);
+    const bool ends = p.ends_block && way != Recompute::None && !space_.separate_reductions;
+    return halves_.forward.lane * std::max(0.0, forward - gathered) +
+           (ends ? halves_.backward.lane * std::max(0.0, end_of_block - 2 * gathered) : 0);
+  }
+  double longest_gathers(int64_t bytes, int64_t times) const {
+    double longest = 0;
+    for (const Mode mode : space_.modes) {
+      if (!traits(mode).sharded) continue;
+      for (const bool again : {false, true}) {
+        const Transfer t = links_.gathers(bytes, times, mode, again);
+        const double copied = traits(mode).on_host ? copy(bytes).alone_s() : 0;
+        longest = std::max(longest, copied + t.alone_s() + t.more_s());
+      }
+    }
+    return longest;
   }
   double pair(const NeighbourPair& p, Recompute way) const { return waits(p, way) * weight_of(p); }
   // Recomputation between the two is subtracted whatever the plan, which must leave computation above 0.
@@ -493,14 +522,12 @@ class OptionBound {
   }
 
   // Of a micro-batch of `size`: forward, backward, and a recomputation, in seconds.
-  std::array<double, 3> computation(int64_t size) const {
-    const auto at = [&](double fixed, double per_sample) {
-      return fixed + per_sample * static_cast<double>(size);
-    };
-    const double both = at(op_.compute_s_fixed, op_.compute_s_per_sample),
-                 again = at(op_.recompute_s_fixed, op_.recompute_s_per_sample);
+  static std::array<double, 3> computation(const ComputeTime& t, int64_t size) {
+    const auto n = static_cast<double>(size);
+    const double both = t.both_fixed + t.both_per_sample * n, again = t.again_fixed + t.again_per_sample * n;
     return {std::min(both, again), std::max(0.0, both - again), again};
   }
+  std::array<double, 3> computation(int64_t size) const { return computation(op_.time(), size); }
   // The least of each for the sizes in question: at one of the ends.
   std::array<double, 3> least_computation() const {
     std::array<double, 3> least = computation(space_.of_sizes.least);

@@ -84,6 +84,18 @@
 // (planner/step_proof.hpp). In a block whose parameters are held from recomputation to backward, and where
 // the earlier one is gathered before the recomputation, the parts that do not apply are left out.
 //
+// Note [Idle lane]
+// While the earlier one of such a pair is in use in forward, the lane has nothing to transfer but the small
+// units between the two, since gathers are requested in order. And if the later one ends a recomputed block,
+// it is there when the recomputation begins (Note [What triggers a recomputation] in
+// simulate/step_program.hpp), for which the earlier one was gathered after everything that had been submitted
+// before. So until the later one's backward is over, nothing is transferred but, twice, what lies between.
+// In the lane form the pair takes at least
+//   forward:   what the earlier one computes, less the gathers between the two
+//   backward:  of a pair at the end of a recomputed block, what both recompute and the later one's backward,
+//              less two times these gathers; not where reductions have a lane of their own
+// for any micro-batch of Space::of_sizes. It is counted with the pair's weight, as v above.
+//
 // Note [Turns]
 // On streams a sharded unit's reduction is submitted only when the one submitted before it is over (buckets
 // of replicated gradients aside). So from a reduction of b to that of a, the operator before b of such a

@@ -16,6 +16,7 @@ from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 from osdp.errors import DisagreementError, InvalidProblemError, PlanMismatchError, ProcessGroupError
 from osdp.fsdp.composable import fully_shard
 from osdp.parallel.first_values import check_values, take_first
+from osdp.parallel.mean_loss import MeanLoss
 from osdp.parallel.owners import Owners
 from osdp.parallel.pipeline import Pipeline
 from osdp.parallel.shared_buffers import names_of_buffers
@@ -104,13 +105,14 @@ def parallelize(
         size = plan.data_parallel * plan.tensor_parallel
         together.name_ranks([f"rank {rank} (stage {rank // size})" for rank in range(plan.world_size)])
     made = Stage(model, stage, len(plan.stages), device, group=mesh["pp"].get_group())
+    made.passing = passing
+    passing.in_schedule = len(plan.stages) == 1
     # torch has no 1F1B for fewer micro-batches than stages; the search plays GPipe then, too.
     kind = _SCHEDULES[plan.schedule] if plan.micro_batches >= len(plan.stages) else ScheduleGPipe
     # torch would divide `.grad` after each step, and so what earlier steps accumulated there.
-    schedule = kind(
-        made, plan.micro_batches, loss_fn=_of_the_mean(loss_fn, plan.micro_batches), scale_grads=False
-    )
-    return Pipeline(plan, stage, model, mesh, schedule, passing)
+    loss = MeanLoss(loss_fn, plan.micro_batches)
+    schedule = kind(made, plan.micro_batches, loss_fn=loss, scale_grads=False)
+    return Pipeline(plan, stage, model, mesh, schedule, passing, loss)
 
 
 def _checked(
@@ -138,20 +140,6 @@ def _checked(
     if plan.tensor_parallel > 1:
         check_styles(plan.description, plan.tp_plan, tp_plan, model)
     return owners
-
-
-def _of_the_mean(
-    loss_fn: Callable[[Tensor, Any], Tensor], micro_batches: int
-) -> Callable[[Tensor, Any], Tensor]:
-    """`loss_fn`, whose gradients are those of the mean over all micro-batches."""
-
-    def loss(output: Tensor, target: Any) -> Tensor:
-        value = loss_fn(output, target)
-        if value.requires_grad:
-            value.register_hook(lambda gradient: gradient / micro_batches)  # type: ignore[no-untyped-call]
-        return value
-
-    return loss
 
 
 def _entries(plan: ParallelPlan) -> list[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,9 +13,11 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from osdp.base.tensor_trees import batch_of, tensors_in
 from osdp.errors import InvalidProblemError, ShardingError
 from osdp.parallel.ending import end_of_pipeline
 from osdp.parallel.first_step import Seen, partial_gradient, what_is_wrong
+from osdp.parallel.mean_loss import NOTHING, MeanLoss
 from osdp.parallel.shared_buffers import values_of_buffers
 from osdp.parallel.stage_module import INPUT
 from osdp.parallel.stand_in import Passing
@@ -38,12 +41,13 @@ class Pipeline:
         mesh: DeviceMesh,
         schedule: Any,
         passing: Passing,
+        loss: MeanLoss,
     ) -> None:
         self.plan, self.stage = plan, stage  # `stage`: the number of this rank's
         self.module = module  # the model, cut to the stage and sharded
         self.mesh = mesh  # dimensions "pp", "dp", "tp"
         self.schedule = schedule  # torch's: its `step` is what `step` here calls
-        self._passing = passing
+        self._passing, self._loss = passing, loss
         self._shapes: list[torch.Size] | None = None  # of the inputs of the step before
         self._steps = 0
 
@@ -65,7 +69,7 @@ class Pipeline:
 
         `args` and `kwargs`: the model's inputs, of this rank's replica (`micro_batches * micro_batch_size` samples,
         dimension 0), equal on its ranks; each stage computes masks and positions from them. `target`: what the loss gets
-        beside the model's output.
+        beside the model's output, a tensor or a tree of tensors (a tuple of labels and weights).
 
         Raises InvalidProblemError for another number of samples, and in the first step, on all ranks of the pipeline,
         ShardingError if forward passes more between stages than one tensor, cuts the output of a column-wise linear in
@@ -73,34 +77,75 @@ class Pipeline:
         (dropout), or uses what all of them hold whole with a part of the sequence. RankError, naming stages, where another
         rank has ended: Note [The end of a pipeline] in osdp/parallel/ending.py.
         """
-        self._check_samples((*args, target, *kwargs.values()))
+        samples = self.plan.micro_batches * self.plan.micro_batch_size
+        self._check_samples(samples, (args, target, kwargs))
+        random = self._random_state()
+        # Outputs of a whole step (logits) would be held until its end, to be returned.
+        step = functools.partial(self.schedule.step, return_outputs=False)
+        losses, _ = self._run(step, samples, args, target, kwargs)
+        self._steps += 1
+        if self._passing.looks:
+            partial = self._partial_gradient() if self.plan.tensor_parallel > 1 else ""
+            wrong = self._wrong_in_first_step(self._drew_apart(random), partial)
+            self._looked()
+            self._raise_everywhere(wrong)
+        elif self._passing.whole and self._steps & (self._steps - 1) == 0:
+            apart = self._partial_gradient()
+            self._raise_everywhere(partial_gradient(apart) if apart else "")
+        return self._mean(losses, samples)
+
+    def evaluate(self, *args: Any, target: Any = None, **kwargs: Any) -> tuple[Tensor | None, Any]:
+        """Forward without gradients, of any number of samples that micro-batches divide; replicas may have other numbers.
+        Returns the mean loss over all samples, on every rank (None without a target), and the model's output for this
+        replica's, on ranks of the last stage (None on others).
+
+        Modules are in the mode that the script has set: `pipeline.module.eval()`. Raises InvalidProblemError for a number
+        of samples that is not divided, and what `step` raises.
+
+        >>> pipeline.module.eval()
+        >>> loss, logits = pipeline.evaluate(tokens, target=targets)
+        """
+        samples, parts = batch_of((args, kwargs)), self.plan.micro_batches
+        if samples % parts:
+            raise InvalidProblemError(
+                f"{samples} samples are not divided by the plan's {parts} micro-batches: pad them to a multiple"
+            )
+        self._check_samples(samples, (args, target, kwargs))
+        with torch.no_grad():
+            given = NOTHING if target is None else target
+            losses, output = self._run(self.schedule.eval, samples, args, given, kwargs)
+        if self._passing.looks:  # not yet over: buffers and gradients are a step's
+            self._raise_everywhere(self._wrong_in_first_step(False, ""))
+        return (None if target is None else self._mean(losses, samples)), output
+
+    def _run(
+        self, run: Callable[..., Any], samples: int, args: Any, target: Any, kwargs: dict[str, Any]
+    ) -> tuple[list[Tensor], Any]:
+        """Losses of micro-batches and the output, on the last stage."""
         self._look_at_shapes([v.shape for v in (*args, *kwargs.values()) if isinstance(v, Tensor)])
         if not self.first:
             kwargs |= {f"{INPUT}{i}": value for i, value in enumerate(args)}
             args = ()
         losses: list[Tensor] = []
-        random = self._random_state()
         try:
-            # Outputs of a whole step (logits) would be held until its end, to be returned.
-            self.schedule.step(
-                *args, target=target if self.last else None, losses=losses, return_outputs=False, **kwargs
-            )
+            with self._loss.of(target, samples) as positions:
+                output = run(*args, target=positions if self.last else None, losses=losses, **kwargs)
         except Exception as error:
             ending = end_of_pipeline(self.plan, self.stage, self.mesh, error)
             if ending is error:
                 raise
             raise ending from error
-        self._steps += 1
-        if self._passing.looks:
-            self._raise_everywhere(self._wrong_in_first_step(self._drew_apart(random)))
-        elif self._passing.whole and self._steps & (self._steps - 1) == 0:
-            apart = self._partial_gradient()
-            self._raise_everywhere(partial_gradient(apart) if apart else "")
+        return losses, output
+
+    def _mean(self, losses: list[Tensor], samples: int) -> Tensor:
+        """The mean over all replicas' samples. Collective over all ranks."""
         # In float32 at least: a mean of losses in bf16 would be rounded to its 8 bits.
-        here = torch.stack([_plain(loss).float() for loss in losses]).mean() if losses else None
-        value = torch.zeros((), device=_device(self.module)) if here is None else here
+        value = torch.zeros(2, dtype=torch.float64, device=_device(self.module))
+        if losses:
+            here = torch.stack([_plain(loss).float() for loss in losses]).mean().double()
+            value = torch.stack((here * samples, torch.full_like(here, samples)))
         dist.all_reduce(value)
-        return value / (self.plan.data_parallel * self.plan.tensor_parallel)
+        return (value[0] / value[1]).float()
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Scale all gradients so that their norm, over all stages, is `max_norm` at most. Returns the norm."""
@@ -115,10 +160,13 @@ class Pipeline:
         nn.utils.clip_grads_with_norm_(parameters, max_norm, total)
         return total
 
-    def _check_samples(self, values: tuple[Any, ...]) -> None:
-        samples = self.plan.micro_batches * self.plan.micro_batch_size
-        for value in values:
-            if isinstance(value, Tensor) and value.dim() and value.shape[0] != samples:
+    def _check_samples(self, samples: int, values: Any) -> None:
+        for value in tensors_in(values):
+            if value.dim() and value.shape[0] != samples:
+                if samples != self.plan.micro_batches * self.plan.micro_batch_size:
+                    raise InvalidProblemError(
+                        f"a tensor with {value.shape[0]} samples was passed beside one with {samples}"
+                    )
                 raise InvalidProblemError(
                     f"the plan has {samples} samples a step for each replica ({self.plan.micro_batches} micro-batches of "
                     f"{self.plan.micro_batch_size}), but a tensor with {value.shape[0]} was passed"
@@ -169,21 +217,25 @@ class Pipeline:
         passing.whole = (unknown or [""]) if left else []  # "": none of this rank's, which others wait for
         return apart
 
-    def _wrong_in_first_step(self, drew_apart: bool) -> str:
-        """What is wrong, or "": Note [A model cut to one stage]. Collective."""
+    def _looked(self) -> None:
         passing = self._passing
         passing.looks, cuts, passing.cuts = False, passing.cuts, None
         elsewhere, passing.elsewhere = passing.elsewhere, None
         for watching in (cuts, elsewhere):
             if watching is not None:
                 watching.close()
+
+    def _wrong_in_first_step(self, drew_apart: bool, partial: str) -> str:
+        """What is wrong, or "": Note [A model cut to one stage]. Collective."""
+        passing = self._passing
+        cuts, elsewhere = passing.cuts, passing.elsewhere
         seen = Seen(
             passing.entered,
             passing.left,
             frozenset(cuts.cut if cuts is not None else ()),
             frozenset(cuts.grouped if cuts is not None else ()),
             drew_apart,
-            self._partial_gradient() if self.plan.tensor_parallel > 1 else "",
+            partial,
             elsewhere.found if elsewhere is not None else "",
             values_of_buffers(self.module, passing.buffers),
         )

@@ -39,6 +39,11 @@ class StageForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         passing = self._passing
+        if not passing.in_schedule:
+            raise ShardingError(
+                f"the model is stage {passing.stage} of a pipeline, whose forward its schedule calls on all ranks: "
+                "pipeline.step trains, pipeline.evaluate computes losses and outputs without gradients"
+            )
         if not self._first:
             (passing.received,) = args
             given = [k for k in kwargs if k.startswith(INPUT)]

@@ -31,6 +31,7 @@ class Passing:
         self.looks = True  # during the first step
         self.entered: Crossing | None = None
         self.left: Crossing | None = None
+        self.in_schedule = True  # false where a script itself calls the stage's forward
         self.begun = stage == 0  # whether the stage's first module has been called
         # Until the first step's end: where tensor parallelism divides modules, and Note [What depends on other stages].
         self.cuts: SplitOutputs | None = None

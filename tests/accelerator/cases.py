@@ -42,6 +42,7 @@ SHOWN_BY_OTHERS = {
     "hybrid_shard": "hybrid_bf16",
     "slices_out": "slices_in",
     "two_levels": "full_shard",  # two ranks have one level
+    "two_levels_reduced_each_time": "two_levels",
     "checkpoint_reentrant": "called_again",
     "checkpoint_non_reentrant": "recompute_regather",
     "bf16": "bf16_no_sync",
@@ -113,12 +114,13 @@ def hybrid_bf16(s: Setting) -> None:
 @case
 def two_levels(s: Setting) -> None:
     """What came from other hosts is read by gathers of backward, and given back while others run."""
-    for mode, no_sync in (
-        ("FULL_SHARD_HPZ", False),
-        ("FULL_SHARD_HPZ", True),
-        ("FULL_SHARD_HIERARCHICAL", False),
-    ):
+    for mode, no_sync in (("FULL_SHARD_HPZ", True), ("FULL_SHARD_HIERARCHICAL", False)):
         accumulated(s, sharded(s, mode, ranks_per_host=max(1, s.world // 2)), no_sync)
+
+
+@case
+def two_levels_reduced_each_time(s: Setting) -> None:
+    accumulated(s, sharded(s, "FULL_SHARD_HPZ", ranks_per_host=max(1, s.world // 2)), False)
 
 
 def in_slices(s: Setting, split: str) -> None:

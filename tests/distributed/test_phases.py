@@ -261,6 +261,7 @@ def test_phases(ranks, name):
     ranks(run, name, world=2)
 
 
+@pytest.mark.extras  # the phases are those of two ranks; uneven rows: test_equivalence.py
 @pytest.mark.parametrize("name", ["two_forwards_before_one_backward", "calling_a_submodule_directly"])
 def test_phases_on_three_ranks(ranks, name):
     ranks(run, name, world=3)

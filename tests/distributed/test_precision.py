@@ -30,7 +30,7 @@ def train_all(
     order."""
     load = blocks.workload(options.pop("checkpointing", None), count=1)
     description = describe_once(load.model(SEED, torch.float32), *load.data(0, 2, torch.float32)[0])
-    for name, plan in plans.everything(description, options.pop("mixtures", 2)).items():
+    for name, plan in options.pop("every", plans.corners)(description).items():
         plan = plans.recomputed(plan, how) if how else plan
         sliced = any(choice.granularity > 1 for choice in plan.choices.values())
         chosen = POLICIES[policy]
@@ -47,7 +47,7 @@ def train_all(
     ("world", "policy"), [(1, "bf16"), (3, "bf16"), *((2, p) for p in POLICIES if p != "bf16")]
 )
 def test_every_placement(ranks, world, policy):
-    ranks(train_all, policy, world=world)
+    ranks(train_all, policy, every=plans.everything, world=world)
 
 
 @pytest.mark.parametrize(("policy", "no_sync"), [("bf16", True), ("fp32, bf16 sums", False)])

@@ -45,7 +45,7 @@ def one_call(me: Member, **options: Any) -> torch.nn.Module:
     return osdp.FullyShardedDataParallel(model, device_mesh=mesh["dp"], **options)
 
 
-def wrapped(me: Member, count: int) -> None:
+def wrapped(me: Member, names: list[str]) -> None:
     kinds: dict[str, Any] = {
         "blocks, then the model": lambda: by_blocks(me, osdp.fully_shard),
         "tied": lambda: by_blocks(me, osdp.fully_shard, tied=True),
@@ -53,16 +53,23 @@ def wrapped(me: Member, count: int) -> None:
         "the class": lambda: one_call(me),
         "the class with memory": lambda: one_call(me, memory="1GiB"),
     }
-    for name, build in list(kinds.items())[:count]:
+    for name in names:
         with naming(name):
-            pair = TensorPair(build(), net(tied=name == "tied"), me.rank // 2, me.world // 2)
+            pair = TensorPair(kinds[name](), net(tied=name == "tied"), me.rank // 2, me.world // 2)
             pair.train(steps=2)
             pair.same_parameters()
 
 
-@pytest.mark.parametrize(("world", "count"), [(2, 1), (4, 5)])
-def test_both_drop_ins_train_as_one_process(ranks, world, count):
-    ranks(wrapped, count, world=world)
+@pytest.mark.parametrize(
+    ("world", "names"),
+    [
+        (2, ["blocks, then the model"]),
+        (4, ["blocks, then the model", "tied", "the class with memory"]),
+        pytest.param(4, ["kept after forward", "the class"], marks=pytest.mark.extras),
+    ],
+)
+def test_both_drop_ins_train_as_one_process(ranks, world, names):
+    ranks(wrapped, names, world=world)
 
 
 def step_of(model: Any, optimizer: torch.optim.Optimizer, me: Member, step: int) -> None:

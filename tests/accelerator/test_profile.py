@@ -22,7 +22,10 @@ def test_contention_is_judged_by_collectives_that_were_in_flight_while_computing
     in_order(run_ranks.run_cases(["contention"], "ordered:async:3:100"))
 
 
-def test_one_rank_that_calls_its_backend_alone() -> None:
+# A prediction has a profile, and training, in it.
+@pytest.mark.parametrize(
+    "alone", [["prediction"], pytest.param(["profile", "report_of_memory"], marks=pytest.mark.extras)]
+)
+def test_one_rank_that_calls_its_backend_alone(alone: list[str]) -> None:
     """What a machine with one accelerator can run of it."""
-    alone = ["profile", "report_of_memory", "prediction"]
     judge(run_ranks.run_cases(alone, "ordered:check", world=1, OSDP_SHARD_ALONE="1"), 1e-6)

@@ -114,11 +114,27 @@ def _enter(passing: Passing) -> Callable[..., Any]:
         at = first_tensor(args, kwargs, f"stage {passing.stage}")
         if passing.looks:
             passing.entered = Crossing.of(args, kwargs, at)
+        received = _Received.apply(passing.received)  # type: ignore[no-untyped-call]
         if at in kwargs:
-            return args, {**kwargs, at: passing.received}
-        return (*args[: int(at)], passing.received, *args[int(at) + 1 :]), kwargs
+            return args, {**kwargs, at: received}
+        return (*args[: int(at)], received, *args[int(at) + 1 :]), kwargs
 
     return enter
+
+
+class _Received(torch.autograd.Function):
+    """What was received, as a tensor of its own in the same memory: the stage's first module may write to it (a ReLU in
+    place), and its gradient is contiguous, which alone can be sent."""
+
+    @staticmethod
+    def forward(ctx: Any, received: Tensor) -> Tensor:
+        own = received.new_empty(0)
+        own.set_(received)  # type: ignore[call-overload]
+        return own
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient.contiguous()
 
 
 def _replace(

@@ -35,10 +35,10 @@ def gradients_apart(
     gradient is zero on all of them. Collective."""
     names, numbers, unknown = [], [], []
     for name, parameter in model.named_parameters():
-        if name not in whole or not parameter.requires_grad or not local_part(parameter.detach()).numel():
+        if name not in whole or not local_part(parameter.detach()).numel():
             continue
         if parameter.grad is None:
-            unknown.append(name)
+            unknown.append(name)  # also what is frozen, which may be trained later
         else:
             gradient = local_part(parameter.grad).detach().flatten().double()
             names.append(name)

@@ -121,6 +121,34 @@ def test_what_depends_on_another_stage_without_being_nan(kind: type[nn.Module], 
     assert result.isfinite().all() and [p.elsewhere and p.elsewhere.found for _, p in stages] == ["", name]
 
 
+class WritesAndTransposes(nn.Module):
+    """What the second stage's first module does with its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(WIDTH, WIDTH)
+        self.tail = nn.Sequential(nn.ReLU(inplace=True), Transposed(), nn.Linear(2, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.tail(self.stem(x))
+
+
+class Transposed(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mT
+
+
+def test_the_gradient_of_what_was_received_can_be_sent() -> None:
+    torch.manual_seed(0)
+    model, x = WritesAndTransposes().double(), torch.randn(3, 2, WIDTH, dtype=torch.float64)
+    (first, _), (second, _) = stages_of(model, "tail")
+    received = first(x).detach().requires_grad_()
+    (found,) = torch.autograd.grad(second(received, **{f"{INPUT}0": x}).square().sum(), received)
+    inside = model.stem(x).detach().requires_grad_()
+    (wanted,) = torch.autograd.grad(model.tail(inside * 1).square().sum(), inside)
+    assert found.is_contiguous() and torch.equal(found, wanted)
+
+
 class Pair(nn.Module):
     """Returns more than a tensor, and draws random numbers."""
 

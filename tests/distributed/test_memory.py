@@ -373,9 +373,9 @@ def peak_between_hosts(me: Member, mode: str, least: float) -> tuple[int, int]:
     machine = replace(osdp.Hardware.load("rtx-titan-8"), world_size=me.world, device="cpu")
     predicted = plan.simulate(machine, me.world, hosts=2).largest_peak_bytes
     # How many rows wait depends on the timing of each step.
-    peaks: list[int] = []
-    while len(peaks) < 12 and not all(me.everywhere(max(peaks, default=0) >= least * predicted)):
-        peaks += step_peaks(model, x, empty, 3, micro_batches=2)
+    peaks = step_peaks(model, x, empty, 6, micro_batches=2)
+    if not all(me.everywhere(max(peaks) >= least * predicted)):
+        peaks += step_peaks(model, x, empty, 6, micro_batches=2)
     return max(peaks), predicted
 
 

@@ -18,7 +18,8 @@ constexpr int kMostRounds = 12;
 constexpr int64_t kAllWork = 100 * StepProver::kWork;  // of all of them
 // How often a range is divided at most, and as long as that does not raise the bound.
 constexpr int kMostDivisions = 24, kFewDivisions = 8;
-constexpr int64_t kAlikeSizes = 32;  // batches that differ by one part in so many are not divided
+constexpr int64_t kAlikeSizes = 32;    // batches that differ by one part in so many are not divided
+constexpr size_t kMostInherited = 24;  // plans of the range that a part is of
 constexpr double kNever = std::numeric_limits<double>::infinity();
 constexpr int64_t kWhole = StepShares::kWhole;
 constexpr int64_t kMostSlices = 17;  // gathered together: simulate/runtime_rules.hpp
@@ -273,13 +274,26 @@ std::pair<StepShares, double> StepProver::best_weights(const std::vector<PlanBou
   return {shares, highest};
 }
 
+std::vector<Found> StepProver::fitting(const std::vector<Found>& plans, const Range& range,
+                                       const Request& request) const {
+  std::vector<Found> found;
+  if (plans.empty()) return found;
+  const EquivalenceClasses classes = find_equivalence_classes(model(range), request);
+  for (const Found& plan : plans) {
+    if (!request.has(plan.batch) || found.size() == kMostInherited) continue;
+    const auto phases = phase_bytes(model(range), request, classes, plan.decision, plan.batch);
+    if (*std::max_element(phases.begin(), phases.end()) <= request.limit_bytes) found.push_back(plan);
+  }
+  return found;
+}
+
 StepProver::Range StepProver::bounded(GatherRange gather, BatchSizes sizes, const Range& beginning,
                                       double enough, int64_t work) {
   Range range = beginning;
   range.gather = gather, range.sizes = sizes, range.feasible = true;
   range.work = work;
   if (searches_.planner().times_vary()) range.times = std::clamp(range.size, sizes.least, sizes.most);
-  range.phases.clear(), range.pairs = pairs_in(range);
+  range.phases.clear(), range.near.clear(), range.pairs = pairs_in(range);
   for (PairWeight& pair : range.pairs) {
     for (const PairWeight& known : beginning.pairs)
       if (known.earlier_bytes == pair.earlier_bytes && known.later_bytes == pair.later_bytes)
@@ -316,16 +330,18 @@ StepProver::Range StepProver::bounded(GatherRange gather, BatchSizes sizes, cons
     }
     known.plans.push_back(found_of(found));
     known.bound_s_per_sample = 0, known.useful_s_per_sample = range.bound_s_per_sample;
+    std::vector<Found> near{found_of(found)};
+    near.insert(near.end(), found.runners_up.begin(), found.runners_up.end());
+    plans_.insert(plans_.end(), near.begin(), near.end());
     if (!lines) {
       lines.emplace(lines_in(range));
       if (problem_.batches.empty()) range.sizes.most = std::min(range.sizes.most, classes(range).most_batch);
+      const std::vector<Found> inherited = fitting(beginning.near, range, request);
+      near.insert(near.end(), inherited.begin(), inherited.end());
     }
-    std::vector<Found> near{found_of(found)};
-    near.insert(near.end(), found.runners_up.begin(), found.runners_up.end());
-    for (Found& plan : near) {
+    for (const Found& plan : near)
       plans.push_back({line_through(lines->of(plan)), pairs_of(plan, range, weights)});
-      plans_.push_back(std::move(plan));
-    }
+    range.near.insert(range.near.begin(), near.begin(), near.end());
     const StepShares before = shares;
     const std::vector<PairWeight> weighed = weights;
     double highest = 0;

@@ -26,8 +26,9 @@
 // attains the lowest bound, or if its search was stopped, at the one that it was still searching.
 //
 // Each of these searches knows the plans that attained the bounds before it: where one still attains the
-// range's bound, there is nothing to search. It ends at a bound that is enough, with a plan or without; and
-// of shares at which some plan is below the bound that other shares prove, it finds only nearly the lowest.
+// range's bound, there is nothing to search. Shares of a part are chosen for the plans of its range that are
+// in the part, too. It ends at a bound that is enough, with a plan or without; and of shares at which some
+// plan is below the bound that other shares prove, it finds only nearly the lowest.
 //
 // The weights of pairs of neighbours (Note [Neighbours] in problem/step_bound.hpp) are chosen in each range
 // as the shares are, by the plans found so far: for given shares the bound is concave in them.
@@ -87,6 +88,7 @@ class StepProver {
     std::vector<int> phases;        // that its search constrained
     std::vector<PairWeight> pairs;  // of that bound
     std::vector<Found> plan;        // that attains it, if one is known
+    std::vector<Found> near;        // all that its searches found, the last ones first
   };
   // A plan's bound in ps per sample: what each share adds, the compute form's at the knots.
   static constexpr size_t kMostKnots = 4;
@@ -105,6 +107,9 @@ class StepProver {
   // Bounds the plans with a budget and a batch in these ranges, beginning with the shares, weights and bound
   // of another range; ends when that is at least `enough`. Each search takes `work` steps at most.
   Range bounded(GatherRange gather, BatchSizes sizes, const Range& beginning, double enough, int64_t work);
+  // Those of `plans` that are in the range and fit its phases.
+  std::vector<Found> fitting(const std::vector<Found>& plans, const Range& range,
+                             const Request& request) const;
   // The first bound with the times of a batch.
   Range with_times(int64_t batch);
   const Model& model(const Range& range) const { return searches_.planner().model(range.times); }

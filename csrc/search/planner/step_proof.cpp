@@ -19,7 +19,7 @@ constexpr int64_t kAllWork = 100 * StepProver::kWork;  // of all of them
 // How often a range is divided at most, and as long as that does not raise the bound.
 constexpr int kMostDivisions = 24, kFewDivisions = 8;
 constexpr int64_t kAlikeSizes = 32;    // batches that differ by one part in so many are not divided
-constexpr size_t kMostInherited = 24;  // plans of the range that a part is of
+constexpr size_t kMostInherited = 8;  // plans of the range that a part is of
 constexpr double kNever = std::numeric_limits<double>::infinity();
 constexpr int64_t kWhole = StepShares::kWhole;
 constexpr int64_t kMostSlices = 17;  // gathered together: simulate/runtime_rules.hpp
@@ -220,6 +220,23 @@ std::vector<StepProver::Line> StepProver::pairs_of(const Found& plan, const Rang
     sliced[i] = c.granularity > 1;
   });
   const std::vector<Request> requests = requests_of(range);
+  struct Taken {
+    NeighbourPair pair;
+    Recompute way;
+    PairTaken taken;
+    Line line;
+  };
+  std::vector<Taken> known;  // blocks are mostly equal
+  const auto line_of = [&](const Operator& later, Recompute way, const PairTaken& taken) {
+    for (const Taken& k : known)
+      if (k.way == way && k.taken == taken && k.pair == later.position.earlier) return k.line;
+    std::vector<double> values;
+    for (const Request& request : requests)
+      values.push_back(pair_bound_ps(later, request, way, taken, plan.batch.size) /
+                       static_cast<double>(plan.batch.size));
+    known.push_back({later.position.earlier, way, taken, line_through(std::move(values))});
+    return known.back().line;
+  };
   size_t earlier = 0;
   for (size_t i = 0; i < model.operators.size(); ++i) {
     const Operator& op = model.operators[i];
@@ -233,13 +250,7 @@ std::vector<StepProver::Line> StepProver::pairs_of(const Found& plan, const Rang
           p.together || before.block < 0 || plan.decision.ways[before.block] == Recompute::None;
       const PairTaken taken{(sharded[earlier] && !kept[earlier]) + (sharded[i] && !kept[i]),
                             ((sharded[earlier] || sliced[earlier]) && at_once) + sharded[i]};
-      if (at != pairs.end()) {
-        std::vector<double> values;
-        for (const Request& request : requests)
-          values.push_back(pair_bound_ps(op, request, way, taken, plan.batch.size) /
-                           static_cast<double>(plan.batch.size));
-        lines[static_cast<size_t>(at - pairs.begin())].add(line_through(std::move(values)), 1);
-      }
+      if (at != pairs.end()) lines[static_cast<size_t>(at - pairs.begin())].add(line_of(op, way, taken), 1);
     }
     if (op.position.later.later_bytes > 0) earlier = i;
   }

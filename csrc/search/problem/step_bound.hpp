@@ -127,6 +127,7 @@ std::function<int64_t(const Candidate&)> option_bound_ps(const Operator& op, con
 // earlier one only if nothing is recomputed before that).
 struct PairTaken {
   int64_t gathered = 0, reduced = 0;
+  bool operator==(const PairTaken&) const = default;
 };
 // What the pair of `later` and the operator before it adds to a micro-batch of `batch` at the whole weight,
 // in ps. An estimate for choosing weights.

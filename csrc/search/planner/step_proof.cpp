@@ -18,7 +18,7 @@ constexpr int kMostRounds = 12;
 constexpr int64_t kAllWork = 100 * StepProver::kWork;  // of all of them
 // How often a range is divided at most, and as long as that does not raise the bound.
 constexpr int kMostDivisions = 24, kFewDivisions = 8;
-constexpr int64_t kAlikeSizes = 32;    // batches that differ by one part in so many are not divided
+constexpr int64_t kAlikeSizes = 32;   // batches that differ by one part in so many are not divided
 constexpr size_t kMostInherited = 8;  // plans of the range that a part is of
 constexpr double kNever = std::numeric_limits<double>::infinity();
 constexpr int64_t kWhole = StepShares::kWhole;

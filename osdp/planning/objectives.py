@@ -78,7 +78,8 @@ def _nothing_fits(
     if not answer.feasible:  # the least plan has another batch
         searched, wish = wishes[1]
         answer = exact.planner.any_plan(wish)
-    nearest = plan_of(searched, answer)
+    # None: an interrupt may come before it is found.
+    nearest = plan_of(searched, answer) if answer.feasible else None
     asked, fits = format_limits(limit, least)
     return InfeasibleError(
         (
@@ -87,7 +88,7 @@ def _nothing_fits(
             if out_of_time and problem.searched.time_limit_s is not None
             else f"no plan fits {asked}; the smallest that fits is {fits}: "
         )
-        + _summary(nearest)
+        + (_summary(nearest) if nearest is not None else "no plan for it was made")
         + _not_recomputed(problem)
         + _not_offloaded(problem),
         least,

@@ -37,14 +37,14 @@ struct Tensor {
   }
 };
 
-// Two operators of which each is large enough not to share its unit with the other, and between which nothing
-// large has parameters: Notes [Neighbours] and [Turns] in problem/step_bound.hpp.
 // What an operator computes, in seconds: both passes, and the forward of a recomputation.
 struct ComputeTime {
   double both_per_sample = 0, both_fixed = 0, again_per_sample = 0, again_fixed = 0;
   bool operator==(const ComputeTime&) const = default;
 };
 
+// Two operators of which each is large enough not to share its unit with the other, and between which nothing
+// large has parameters: Notes [Neighbours] and [Turns] in problem/step_bound.hpp.
 struct NeighbourPair {
   static constexpr int64_t kMostSlowdown =
       2;  // Device::recompute_slowdown above which in_recompute is left out

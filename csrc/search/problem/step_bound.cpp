@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <limits>
 
 #include "search/problem/collective_time.hpp"
 #include "search/problem/problem.hpp"
@@ -242,13 +241,9 @@ class OptionBound {
   // In the lane form, if both are gathered whole: Note [Idle lane].
   double idle_lane(const NeighbourPair& p, Recompute way) const {
     if (space_.of_sizes.most == 0) return 0;
-    double forward = std::numeric_limits<double>::infinity(), end_of_block = forward;
-    for (const int64_t size : {space_.of_sizes.least, space_.of_sizes.most}) {
-      const auto [first, unused, again] = computation(p.earlier_time, size);
-      const auto [second, backward, second_again] = computation(p.later_time, size);
-      forward = std::min(forward, first);
-      end_of_block = std::min(end_of_block, (again + second_again) * device_.recompute_slowdown + backward);
-    }
+    const auto [forward, unused, again] = least_computation(p.earlier_time);
+    const auto [other, backward, other_again] = least_computation(p.later_time);
+    const double end_of_block = (again + other_again) * device_.recompute_slowdown + backward;
     const double gathered = longest_gathers(p.between_bytes, p.between_gathers);
     const bool ends = p.ends_block && way != Recompute::None && !space_.separate_reductions;
     return halves_.forward.lane * std::max(0.0, forward - gathered) +
@@ -529,9 +524,10 @@ class OptionBound {
   }
   std::array<double, 3> computation(int64_t size) const { return computation(op_.time(), size); }
   // The least of each for the sizes in question: at one of the ends.
-  std::array<double, 3> least_computation() const {
-    std::array<double, 3> least = computation(space_.of_sizes.least);
-    const std::array<double, 3> of_most = computation(space_.of_sizes.most);
+  std::array<double, 3> least_computation() const { return least_computation(op_.time()); }
+  std::array<double, 3> least_computation(const ComputeTime& t) const {
+    std::array<double, 3> least = computation(t, space_.of_sizes.least);
+    const std::array<double, 3> of_most = computation(t, space_.of_sizes.most);
     for (size_t k = 0; k < least.size(); ++k) least[k] = std::min(least[k], of_most[k]);
     return least;
   }

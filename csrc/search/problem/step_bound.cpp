@@ -261,7 +261,10 @@ class OptionBound {
     }
     return longest;
   }
-  double pair(const NeighbourPair& p, Recompute way) const { return waits(p, way) * weight_of(p); }
+  double pair(const NeighbourPair& p, Recompute way) const {
+    const double weight = weight_of(p);
+    return weight > 0 ? waits(p, way) * weight : 0;
+  }
   // Recomputation between the two is subtracted whatever the plan, which must leave computation above 0.
   bool recomputed(const NeighbourPair& p) const {
     return p.in_recompute && device_.recompute_slowdown <= NeighbourPair::kMostSlowdown;

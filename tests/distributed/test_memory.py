@@ -221,7 +221,7 @@ SLICES = {"modes": ("NO_SHARD", "FULL_SHARD"), "granularity": 4}
 @pytest.mark.parametrize("micro_batches", [pytest.param(1, marks=pytest.mark.extras), 2])
 def test_gradients_that_are_averaged_in_a_copy_keep_the_limit(ranks, micro_batches):
     here = {"precision": "bf16-reduce-fp32", "global_batch_size": 2 * micro_batches}
-    model = {"inner": 2**11}
+    model = {"inner": 2**11 if micro_batches > 1 else 2**12}  # beside which small tensors do not count
     cases = [(model, {"modes": "NO_SHARD", **here}), (model, {**SLICES, **here})]
     chosen = ranks(peaks_under_limits, cases, (1.15, 1.25, 1.8), world=2)[0]
     slices = [c for plan in chosen for c in plan.choices.values() if c.granularity > 1]
@@ -266,7 +266,7 @@ def peaks_of_random_programs(
     ("seeds", "precision", "micro_batches", "frozen"),
     [
         ((0, 14), "fp32", 1, False),
-        ((19,), "bf16", 1, False),
+        ((5, 19), "bf16", 1, False),
         ((14,), "bf16-reduce-fp32", 1, False),
         ((9,), "fp16", 2, False),
         ((2, 8), "fp32", 1, True),
@@ -377,9 +377,9 @@ def peak_between_hosts(me: Member, mode: str, least: float) -> tuple[int, int]:
     model = osdp.fully_shard(make(), plan, me.group, ranks_per_host=2)
     machine = replace(osdp.Hardware.load("rtx-titan-8"), world_size=me.world, device="cpu")
     predicted = plan.simulate(machine, me.world, hosts=2).largest_peak_bytes
-    # How many rows wait depends on the timing of each step.
+    # How many rows wait depends on the timing of each step: on each rank the most do in a third of the steps.
     peaks = step_peaks(model, x, empty, 6, micro_batches=2)
-    if not all(me.everywhere(max(peaks) >= least * predicted)):
+    while len(peaks) < 48 and not all(me.everywhere(max(peaks) >= least * predicted)):
         peaks += step_peaks(model, x, empty, 6, micro_batches=2)
     return max(peaks), predicted
 

@@ -15,8 +15,8 @@ void HybridReducer::average(faults::TaskNamePtr name, comm::Tensors rows, comm::
                             bool own_memory, std::function<void()> deliver) {
   comm::EarlySend early = of_line.empty() ? column_->early_send_of_all_reduce(rows)
                                           : column_->early_send_of_reduce_scatter(of_line);
-  const auto task = [column = column_, rows = std::move(rows), of_line = std::move(of_line),
-                     deliver = std::move(deliver)] {
+  auto task = [column = column_, rows = std::move(rows), of_line = std::move(of_line),
+               deliver = std::move(deliver)] {
     for (const comm::Tensors* used : {&rows, &of_line})
       for (const at::Tensor& each : *used) comm::Lane::keep(each);
     if (of_line.empty())
@@ -25,7 +25,7 @@ void HybridReducer::average(faults::TaskNamePtr name, comm::Tensors rows, comm::
       column->reduce_scatter_mean(rows, of_line);
     deliver();
   };
-  works_.push_back(lane_->submit(std::move(name), task, std::move(early)));
+  works_.push_back(lane_->submit(std::move(name), std::move(task), std::move(early)));
   if (own_memory) waiting_.push_back(works_.back());
 }
 

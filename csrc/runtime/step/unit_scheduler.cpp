@@ -357,9 +357,12 @@ void UnitScheduler::reduce(Unit& unit) {
   state.reduced = step_.backwards;
   ++statistics_.reductions;
   arena_.trim();  // see Note [Blocks that come and go]
-  comm::Tensors sent_first = plan->sent_first();
-  if (shard_groups.levels) sent_first = comm::parts_of(sent_first, shard_groups.levels->hosts());
-  comm::EarlySend early = shard_groups.reduce->early_send_of_reduce_scatter(sent_first);
+  // Only the lane may hold gradients from here on: it may free them before this thread has gone on.
+  comm::EarlySend early = [&] {
+    const comm::Tensors sent = plan->sent_first();
+    return shard_groups.reduce->early_send_of_reduce_scatter(
+        shard_groups.levels ? comm::parts_of(sent, shard_groups.levels->hosts()) : sent);
+  }();
   const std::shared_ptr<HybridReducer> hybrid =
       shard_groups.replicate || shard_groups.levels ? hybrid_ : nullptr;
   if (reductions_lane_->keeps()) {
@@ -370,15 +373,16 @@ void UnitScheduler::reduce(Unit& unit) {
     await_room(unit.bytes());
   }
   const faults::TaskNamePtr average = hybrid ? unit.averages.of(parts_, step_.accumulates) : nullptr;
-  const auto task = [shard_groups, plan, hybrid, own_memory, average] {
+  auto task = [shard_groups, plan, hybrid, own_memory, average] {
     if (hybrid && own_memory) hybrid->make_room();
     Means means = reduce_scatter(shard_groups, *plan);
     if (!hybrid) return keep_means(shard_groups, *plan, means.each);
-    hybrid->average(average, means.memory, means.of_host, own_memory,
-                    [shard_groups, plan, each = means.each] { keep_means(shard_groups, *plan, each); });
+    hybrid->average(
+        average, std::move(means.memory), std::move(means.of_host), own_memory,
+        [shard_groups, plan, each = std::move(means.each)] { keep_means(shard_groups, *plan, each); });
   };
-  comm::Work work =
-      reductions_lane_->submit(unit.reductions.of(parts_, step_.accumulates), task, std::move(early));
+  comm::Work work = reductions_lane_->submit(unit.reductions.of(parts_, step_.accumulates), std::move(task),
+                                             std::move(early));
   reductions_.push_back({std::move(work), unit.bytes()});
 }
 

@@ -235,14 +235,14 @@ void bind_runtime(py::module_& m) {
           "whole.")
       .def(
           "owner_of",
-          [](rt::Runtime& runtime, const at::Tensor& tensor) -> std::optional<std::pair<std::string, bool>> {
+          [](rt::Runtime& runtime, const at::Tensor& tensor) -> std::optional<std::pair<int64_t, bool>> {
             const rt::Parameter* found = runtime.full_params().owner_of(tensor);
             if (!found) return std::nullopt;
-            return std::pair(found->name(), found->whole());
+            return std::pair(static_cast<int64_t>(found->index()), found->whole());
           },
           py::arg("tensor"),
-          "Name of the parameter whose memory the tensor shares, and whether it is whole; None: none of this "
-          "model.")
+          "Index of the parameter whose memory the tensor shares, and whether it is whole; None: of no "
+          "parameter.")
       .def(
           "suspect_replicas", [](rt::Runtime& runtime) { runtime.replicas().suspect(); },
           "Has the replicas compared at the next forward, which raises ReplicaError if they differ.")

@@ -414,9 +414,9 @@ class Runtime:
         """
         From now on `place` is called with True when a pass has shown its parameters in full, and with False when they show this rank's part again.
         """
-    def owner_of(self, tensor: torch.Tensor) -> tuple[str, bool] | None:
+    def owner_of(self, tensor: torch.Tensor) -> tuple[int, bool] | None:
         """
-        Name of the parameter whose memory the tensor shares, and whether it is whole; None: none of this model.
+        Index of the parameter whose memory the tensor shares, and whether it is whole; None: of no parameter.
         """
     def pieces(self, param: typing.SupportsInt | typing.SupportsIndex) -> list[Piece]:
         """

@@ -40,7 +40,6 @@ from osdp.sharding.parameter_settings import (
     set_divide_factor,
 )
 from osdp.sharding.sharded_model import sharded_of
-from osdp.sharding.sharded_parameters import hybrid_names
 
 
 def _accepted(self: nn.Module, *_: Any, **__: Any) -> None:
@@ -122,7 +121,7 @@ class FSDPModule(nn.Module):
         for sharded, indices in places_of(parameters):
             sharded.runtime.unshard(indices, not async_op)
             if not (async_op or sharded.runtime.in_pass):
-                for name in sorted({sharded.names()[i] for i in indices} & sharded.split_names):
+                for name in sorted(sharded.name_of(i) for i in indices if sharded.is_split(i)):
                     warn(_IN_SLICES.format(name))  # why else would a script wait for it?
         return UnshardHandle(parameters) if async_op else None
 
@@ -189,7 +188,7 @@ class FSDPModule(nn.Module):
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
         """Accepted without effect where HYBRID_SHARD is not used; with it, False raises ShardingError."""
         _, sharded, _ = part_of(self)
-        if not requires_all_reduce and hybrid_names(sharded):
+        if not requires_all_reduce and sharded.hybrid_names:
             raise ShardingError(
                 "set_requires_all_reduce(False) is not supported: accumulate with "
                 "set_requires_gradient_sync(False)"

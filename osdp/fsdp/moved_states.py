@@ -38,7 +38,7 @@ class MovedStates:
                     if value.shape != parameter.shape:
                         raise ShardingError(
                             f"{type(optimizer).__name__} keeps a state {key!r} of shape "
-                            f"{tuple(value.shape)} for {sharded.planned[index[id(parameter)]]!r}, "
+                            f"{tuple(value.shape)} for {sharded.name_of(index[id(parameter)])!r}, "
                             f"whose part on this rank has shape {tuple(parameter.shape)}: it cannot "
                             "be resharded for the plan that memory= finds. Pass sample= to the wrap, "
                             "so that the plan is made before the optimizer"

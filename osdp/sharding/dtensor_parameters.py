@@ -33,7 +33,7 @@ from osdp.errors import InvalidProblemError, ShardingError
 from osdp.plan.plan import Plan
 from osdp.sharding.dtensors import same_rows
 from osdp.sharding.sharded_model import Sharded, splits_of
-from osdp.sharding.sharded_parameters import sharded_parameter
+from osdp.sharding.sharded_parameters import ShardedParameter
 
 _RECORD = "_osdp_dtensor"  # attribute of a parameter
 _set_class: Any = object.__dict__["__class__"].__set__
@@ -198,8 +198,8 @@ def show_dtensors(sharded: Sharded) -> None:
     for name, index in sharded.index.items():
         parameter = sharded.tree.known[index]
         # Another class of parameter may not be exchanged for ours: such a parameter stays as it is.
-        if type(parameter) in (nn.Parameter, DTensorParameter) and name not in sharded.split_names:
-            wrap = same_rows(sharded_parameter(sharded, name), parameter)
+        if type(parameter) in (nn.Parameter, DTensorParameter) and not sharded.is_split(index):
+            wrap = same_rows(ShardedParameter(sharded, index), parameter)
             inner, shown = _wrapped(parameter, name, wrap)
             kind = nn.Parameter if type(parameter) is DTensorParameter else type(parameter)
             vars(parameter)[_RECORD] = _Record(name, kind, parameter.shape, wrap, inner, shown)

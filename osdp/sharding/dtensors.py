@@ -27,7 +27,7 @@ def as_dtensor(parameter: ShardedParameter, rows: Tensor) -> Tensor:
     full = torch.empty(parameter.full_shape, device="meta")
     rows = rows.detach()
     if parameter.split:
-        rows = _first_rows(parameter.sharded.gather_whole(parameter.name, rows), parameter)
+        rows = _first_rows(parameter.gather_whole(rows), parameter)
     shown = DTensor.from_local(
         rows, mesh, placements_of(parameter), run_check=False, shape=full.shape, stride=full.stride()
     )
@@ -79,7 +79,7 @@ def rows_of_full(parameter: ShardedParameter, full: Tensor) -> Tensor:
     """This rank's part of a tensor of the full shape."""
     if parameter.layout is not None:
         full = parameter.layout.part_of(full)
-    return parameter.sharded.take_local(parameter.name, full)
+    return parameter.take_local(full)
 
 
 def placements_of(parameter: ShardedParameter) -> list[Any]:

@@ -17,7 +17,7 @@ import functools
 import inspect
 import re
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -72,19 +72,19 @@ def register_forward_method(module: nn.Module, name: str, reads: Iterable[str] |
     parameters = {id(p): n for n, p in model.named_parameters()}
     label = joined(prefix, f"{name}()")
     chosen = _chosen(module, method, reads, label) | _read_by_forward(sharded, prefix, parameters)
-    if apart := [parameters[i] for i in chosen if parameters[i] not in sharded.index]:
+    indices = {i: sharded.tree.index.get(i) for i in chosen}
+    if apart := [parameters[i] for i, index in indices.items() if index is None]:
         raise ShardingError(
             f"{label} reads '{apart[0]}', which the model's sharding leaves alone: it is ignored, or of a part that is "
             "sharded over other ranks. Give reads= without it, and call the part"
         )
-    if split := [parameters[i] for i in chosen if parameters[i] in sharded.split_names]:
+    known = {index: parameters[i] for i, index in indices.items() if index is not None}
+    if split := [name for index, name in known.items() if sharded.is_split(index)]:
         raise ShardingError(
             f"{label} reads '{split[0]}', which is computed in slices: its full tensor never exists. Call its "
             "module instead, or give the operator granularity 1 in the plan"
         )
-    hook = sharded.runtime.add_call(
-        label, sorted(sharded.index[parameters[i]] for i in chosen), False, False, True
-    )
+    hook = sharded.runtime.add_call(label, sorted(known), False, False, True)
     whole = prefix == ""
     gathers = gathering(
         module, method, hook, sharded.policy if whole else None, sharded.inputs_device if whole else None
@@ -146,10 +146,11 @@ def _chosen(module: nn.Module, method: Method, reads: Iterable[str] | None, labe
     return {id(own[r]) for r in reads}
 
 
-def _read_by_forward(sharded: Sharded, prefix: str, parameters: dict[int, str]) -> set[int]:
+def _read_by_forward(sharded: Sharded, prefix: str, present: Collection[int]) -> set[int]:
     here = {p.name for o in sharded.plan.description.operators if prefix in o.gather_at for p in o.parameters}
     here -= sharded.split_names  # gathered slice by slice
-    return {i for i, name in parameters.items() if name in here}
+    planned = zip(sharded.planned, sharded.tree.known, strict=False)
+    return {id(parameter) for name, parameter in planned if name in here and id(parameter) in present}
 
 
 # --- parameters that a method's code names

@@ -77,10 +77,9 @@ class Initialising(ReadValues):
                 parameter.data = part
         super().__exit__(kind, error, trace)
 
-    def shows(self, tensor: Tensor, name: str) -> bool:
+    def shows(self, tensor: Tensor, index: int) -> bool:
         """Whether `tensor`, which shares memory with the parameter, is of its full value; a parameter itself is made so."""
         self._read(tensor, "")
-        index = self.sharded.planned.index(name)
         with torch._C.DisableTorchFunction():
             parameter = self.sharded.tree.known[index]
             layout = layout_of(parameter)

@@ -22,7 +22,6 @@ from osdp.sharding.dtensors import rows_of, rows_of_full
 from osdp.sharding.own_values import (
     full_values,
     loading_code,
-    named,
     own_sharded,
     reads_others,
     refuse_rows,
@@ -31,6 +30,7 @@ from osdp.sharding.own_values import (
 )
 from osdp.sharding.read_values import ReadValues
 from osdp.sharding.sharded_model import Sharded
+from osdp.sharding.sharded_parameters import ShardedParameter
 
 _ASSIGN = "assign_to_params_buffers"
 
@@ -175,8 +175,7 @@ def _take_rows(
             continue
         if sharded.form.kind == "local":
             continue  # local rows on both sides; torch compares the shapes
-        index = sharded.tree.index[id(tensor)]
-        parameter = named(sharded, index)
+        parameter = ShardedParameter(sharded, sharded.tree.index[id(tensor)])
         full = parameter.full_shape
         if isinstance(given, DTensor) and tuple(given.shape) == full:
             state[prefix + key] = rows_of(parameter, given)

@@ -13,7 +13,7 @@ from osdp.base.tensor_parallel import layout_of
 from osdp.errors import ShardingError
 from osdp.sharding.dtensors import as_dtensor
 from osdp.sharding.sharded_model import Sharded
-from osdp.sharding.sharded_parameters import ShardedParameter, sharded_parameter
+from osdp.sharding.sharded_parameters import ShardedParameter
 
 _STANDS_IN = "_osdp_stands_in"  # attribute of a parameter
 
@@ -40,10 +40,6 @@ def reads_others(module: nn.Module, sharded: Sharded) -> bool:
     """Whether there are sharded parameters in `module` besides its own."""
     own = {id(parameter) for _, _, parameter, _ in own_sharded(module, sharded)}
     return any(sharded.tree.is_sharded(p) for p in module.parameters() if id(p) not in own)
-
-
-def named(sharded: Sharded, index: int) -> ShardedParameter:
-    return sharded_parameter(sharded, next(name for name, i in sharded.index.items() if i == index))
 
 
 @contextmanager
@@ -102,7 +98,7 @@ def dtensor_values(module: nn.Module, sharded: Sharded) -> Iterator[None]:
     try:
         with torch._C.DisableTorchFunction():  # a module around may read values: see read_values.py
             for holder, key, parameter, index in own:
-                shown = as_dtensor(named(sharded, index), parameter)
+                shown = as_dtensor(ShardedParameter(sharded, index), parameter)
                 holder._parameters[key] = nn.Parameter(shown, requires_grad=parameter.requires_grad)
         yield
     finally:

@@ -9,11 +9,11 @@ import torch
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from osdp.base.tensor_parallel import Layout
+from osdp.base.tensor_parallel import Layout, layout_of
 from osdp.ranks.process_groups import group_of_ranks
 from osdp.ranks.rank_group import Together
 from osdp.sharding.sharded_model import Sharded
-from osdp.sharding.sharded_parameters import ShardedParameter, sharded_parameter
+from osdp.sharding.sharded_parameters import ShardedParameter
 
 # Model -> its meshes: of hybrid parameters, and of others; by the mesh of tensor parallelism.
 _meshes: WeakKeyDictionary[Sharded, dict[tuple[bool, Any], DeviceMesh]] = WeakKeyDictionary()
@@ -37,19 +37,19 @@ def mesh_of(parameter: ShardedParameter) -> DeviceMesh:
 def all_ranks(sharded: Sharded) -> dist.ProcessGroup:
     """The group of all ranks that hold a part of the model: with tensor parallelism more than it is sharded over.
     Collective where the group is made."""
-    for name in sharded.index if sharded.tensor_parallel else ():
-        if sharded.layout(name) is not None:
-            ranks = mesh_of(sharded_parameter(sharded, name)).mesh.flatten().tolist()
+    for index, parameter in enumerate(sharded.tree.known if sharded.tensor_parallel else ()):
+        if layout_of(parameter) is not None:
+            ranks = mesh_of(ShardedParameter(sharded, index)).mesh.flatten().tolist()
             return group_of_ranks(sorted(ranks))
     return sharded.group
 
 
 def make_meshes(sharded: Sharded) -> None:
     """Those of parameters of tensor parallelism, so that no state dict of rows communicates for one. Called once."""
-    for name in sharded.index:
-        if sharded.layout(name) is not None:
+    for index, parameter in enumerate(sharded.tree.known):
+        if layout_of(parameter) is not None:
             sharded.tensor_parallel = True
-            mesh_of(sharded_parameter(sharded, name))
+            mesh_of(ShardedParameter(sharded, index))
 
 
 def _over_data(sharded: Sharded, hybrid: bool) -> DeviceMesh:

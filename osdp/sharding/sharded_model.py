@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 from weakref import WeakKeyDictionary, WeakSet, ref
@@ -20,6 +20,7 @@ from osdp.errors import ShardingError
 from osdp.plan.choice import uneven
 from osdp.plan.mixed_precision import MixedPrecision
 from osdp.plan.plan import Plan
+from osdp.plan.plan_fields import parameters_with
 from osdp.ranks.process_groups import lane_group
 from osdp.ranks.rank_group import Together
 from osdp.sharding.hybrid_mesh import RankGrid
@@ -106,9 +107,14 @@ class Sharded:
         # Then: a function, and its name, as one that gets full parameters.
         self.in_full: Callable[[Callable[..., Any], str], Callable[..., Any]] | None = None
         self.shown: WeakSet[nn.Module] = WeakSet()  # modules whose state dicts show full parameters
-        self.split_names = frozenset(splits_of(how.plan))  # weights that are computed in slices
-        self.planned = tuple(names)  # as the plan has them; `index` follows renamed modules
+        # Names as the plan has them, by index; those in `index` are the present ones, of renamed and moved modules too.
+        self.planned = tuple(names)
         self.index = {name: i for i, name in enumerate(names)}
+        # By the plan's names: weights that are computed in slices, and parameters that are sharded over a line of ranks, of
+        # which every line holds a copy (none if there is one line).
+        self.split_names = frozenset(splits_of(how.plan))
+        several = how.grid is not None and len(how.grid.lines) > 1
+        self.hybrid_names = frozenset(parameters_with(how.plan, "inside_hosts") if several else ())
         # Methods that were registered to gather: module, name, reads.
         self.registered: list[tuple[ref[nn.Module], str, tuple[str, ...] | None]] = []
         # Called before a registered method of the model, with the model, the method's name and its arguments.
@@ -136,6 +142,22 @@ class Sharded:
         """Parameter names, as in `named_parameters()` of the unwrapped model."""
         return list(self.index)
 
+    def name_of(self, index: int) -> str:
+        """The parameter's present name; one that is not in the model any more has its last one."""
+        return next((name for name, i in self.index.items() if i == index), self.runtime.name(index))
+
+    def is_planned_in(self, index: int, names: Collection[str]) -> bool:
+        """Whether the parameter is among these, which are names of the plan. One that was added since is not."""
+        return index < len(self.planned) and self.planned[index] in names
+
+    def is_split(self, index: int) -> bool:
+        """Whether it is a weight that is computed in slices."""
+        return self.is_planned_in(index, self.split_names)
+
+    def is_hybrid(self, index: int) -> bool:
+        """Whether it is sharded over a line of ranks, of which every line holds a copy."""
+        return self.is_planned_in(index, self.hybrid_names)
+
     def pieces(self, name: str) -> Sequence[Any]:
         """The boxes of the full parameter that this rank holds, each with global_offsets, sizes, replicated
         and view(local)."""
@@ -151,11 +173,7 @@ class Sharded:
 
     def full_shape(self, name: str) -> tuple[int, ...]:
         layout = self.layout(name)
-        return tuple(layout.shape) if layout is not None else self.part_shape(name)
-
-    def part_shape(self, name: str) -> tuple[int, ...]:
-        """The shape of what is sharded: of a parameter of tensor parallelism, the part that this rank holds."""
-        return tuple(self.runtime.full_shape(self.index[name]))
+        return tuple(layout.shape) if layout is not None else tuple(self.runtime.full_shape(self.index[name]))
 
     def layout(self, name: str) -> Layout | None:
         """How tensor parallelism divides the parameter; None: it does not."""
@@ -174,9 +192,6 @@ class Sharded:
     def gather_whole(self, name: str, local: Tensor) -> Tensor:
         """The full tensor of which `local` is this rank's part: the parameter, its gradient, optimizer state. Collective."""
         return self.runtime.gather_whole(self.index[name], local.detach())
-
-    def take_local(self, name: str, full: Tensor) -> Tensor:
-        return self.runtime.take_local(self.index[name], full.detach())
 
     def gathered_bytes(self) -> int:
         """Bytes of full parameters that exist at this moment; 0 between steps (except where kept for a backward)."""

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch import distributed as dist
 
-from osdp.base.tensor_parallel import Layout
-from osdp.plan.plan_fields import parameters_with
+from osdp.base.tensor_parallel import Layout, layout_of
 from osdp.sharding.sharded_model import Sharded, sharded_models
 
 
@@ -18,26 +17,36 @@ class ShardedParameter:
     """A sharded parameter: this rank holds a part of it, over the data-parallel ranks or by tensor parallelism."""
 
     sharded: Sharded
-    name: str
-    hybrid: bool  # sharded over a line of ranks; every line holds a copy
+    index: int  # in the runtime; names may change
+
+    @property
+    def name(self) -> str:
+        return self.sharded.name_of(self.index)
 
     @property
     def full_shape(self) -> tuple[int, ...]:
-        return self.sharded.full_shape(self.name)
+        layout = self.layout
+        return tuple(layout.shape) if layout is not None else self._part_shape
+
+    @property
+    def _part_shape(self) -> tuple[int, ...]:
+        """The shape of what is sharded: of a parameter of tensor parallelism, the part that this rank holds."""
+        return tuple(self.sharded.runtime.full_shape(self.index))
 
     @property
     def layout(self) -> Layout | None:
-        return self.sharded.layout(self.name)
+        return layout_of(self.sharded.tree.known[self.index])
 
     @property
     def whole(self) -> bool:
         """Whether all data-parallel ranks hold the same: it is a part by tensor parallelism alone."""
-        return self.sharded.is_replicated(self.name)
+        pieces = self.sharded.runtime.pieces(self.index)
+        return len(pieces) == 1 and pieces[0].replicated
 
     @property
     def local_shape(self) -> tuple[int, ...]:
         """The shape of this rank's part, also while the full parameter is summoned."""
-        pieces = self.sharded.pieces(self.name)
+        pieces = self.sharded.runtime.pieces(self.index)
         shape = list(pieces[0].sizes)
         shape[self.dim] = sum(piece.sizes[self.dim] for piece in pieces)
         return tuple(shape)
@@ -48,11 +57,24 @@ class ShardedParameter:
         along 0."""
         if self.split:
             return 0
-        return next((d for d, size in enumerate(self.sharded.part_shape(self.name)) if size > 1), 0)
+        return next((d for d, size in enumerate(self._part_shape) if size > 1), 0)
 
     @property
     def split(self) -> bool:
-        return self.name in self.sharded.split_names
+        return self.sharded.is_split(self.index)
+
+    @property
+    def hybrid(self) -> bool:
+        """Sharded over a line of ranks; every line holds a copy."""
+        return self.sharded.is_hybrid(self.index)
+
+    def gather_whole(self, local: Tensor) -> Tensor:
+        """The full tensor (of what is sharded) of which `local` is this rank's part. Collective."""
+        return self.sharded.runtime.gather_whole(self.index, local.detach())
+
+    def take_local(self, full: Tensor) -> Tensor:
+        """This rank's part of `full`, of the shape of what is sharded."""
+        return self.sharded.runtime.take_local(self.index, full.detach())
 
     @property
     def rank(self) -> int:
@@ -76,30 +98,12 @@ class ShardedParameter:
         return f"osdp.search(..., whole=[{module or self.name!r}]), or by hand {by_hand}"
 
 
-def sharded_parameter(sharded: Sharded, name: str) -> ShardedParameter:
-    return ShardedParameter(sharded, name, name in hybrid_names(sharded))
-
-
 def sharded_parameters(parameters: Iterable[Tensor]) -> dict[int, ShardedParameter]:
     """Those of `parameters` that are sharded, by id()."""
     wanted = {id(p) for p in parameters}
-    found = {}
-    for model, sharded in sharded_models():
-        hybrid: set[str] | None = None
-        # Not by present names: a module may have been wrapped in another one since.
-        names = {index: name for name, index in sharded.index.items()}
-        for p in model.parameters():
-            if id(p) not in wanted or not sharded.tree.is_sharded(p):
-                continue
-            if hybrid is None:
-                hybrid = hybrid_names(sharded)
-            name = names[sharded.tree.index[id(p)]]
-            found[id(p)] = ShardedParameter(sharded, name, name in hybrid)
-    return found
-
-
-def hybrid_names(sharded: Sharded) -> set[str]:
-    """The parameters that are sharded over a line of ranks, of which every line holds a copy; none if there is one line."""
-    if sharded.grid is None or len(sharded.grid.lines) == 1:
-        return set()
-    return parameters_with(sharded.plan, "inside_hosts")
+    return {
+        id(p): ShardedParameter(sharded, sharded.tree.index[id(p)])
+        for model, sharded in sharded_models()
+        for p in model.parameters()
+        if id(p) in wanted and sharded.tree.is_sharded(p)
+    }

@@ -14,8 +14,9 @@ from osdp.base.tensor_parallel import layout_of, storage_id
 from osdp.base.tensor_trees import map_tensors, tensors_in
 from osdp.sharding.dtensors import as_dtensor
 from osdp.sharding.nested_models import names_in_parts
-from osdp.sharding.own_values import named, own_sharded
+from osdp.sharding.own_values import own_sharded
 from osdp.sharding.sharded_model import Sharded
+from osdp.sharding.sharded_parameters import ShardedParameter
 
 
 class Snapshot:
@@ -112,7 +113,7 @@ class Snapshot:
         """A sharded parameter of another module, which the module's own code has stored as it is."""
         runtime, index = self.sharded.runtime, self.sharded.tree.index[id(parameter)]
         if not self.full:
-            return self._settled(as_dtensor(named(self.sharded, index), parameter), {})
+            return self._settled(as_dtensor(ShardedParameter(self.sharded, index), parameter), {})
         newly = runtime.show_full([index], False)
         layout = layout_of(parameter)
         try:

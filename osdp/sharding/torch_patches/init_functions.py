@@ -69,8 +69,8 @@ def _emptied(tensor: Tensor) -> tuple[Sharded, nn.Parameter] | None:
         if not sharded.emptied or sharded.initialising is not None or sharded.in_use:
             continue
         found = sharded.runtime.owner_of(tensor)
-        if found is not None and (index := sharded.planned.index(found[0])) in sharded.emptied:
-            parameter = sharded.tree.known[index]
+        if found is not None and found[0] in sharded.emptied:
+            parameter = sharded.tree.known[found[0]]
             return (sharded, parameter) if tensor.shape == parameter.shape else None
     return None
 
@@ -82,14 +82,14 @@ def refuse_part(tensor: Tensor, what: str) -> None:
         runtime = sharded.runtime
         if sharded.in_use or (found := runtime.owner_of(tensor)) is None:
             continue
-        name, whole = found
+        index, whole = found
         if whole:
             runtime.suspect_replicas()
             continue
-        if sharded.initialising is not None and sharded.initialising.shows(tensor, name):
+        if sharded.initialising is not None and sharded.initialising.shows(tensor, index):
             continue
         raise ShardingError(
-            f"{what} would initialise parameter '{name}' from the shape of this rank's part, "
+            f"{what} would initialise parameter '{sharded.name_of(index)}' from the shape of this rank's part, "
             f"{list(tensor.shape)}: initialise it before fully_shard, or inside "
             "osdp.summon_full_params(model) with the same seed on all ranks; for models on the meta "
             "device pass param_init_fn, or, as with FSDP2, call "

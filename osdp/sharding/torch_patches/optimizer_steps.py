@@ -89,6 +89,6 @@ def _refuse_unreduced(optimizer: Optimizer) -> None:
             raise ShardingError(
                 f"{sharded.runtime.rank_name}: {type(optimizer).__name__}.step() was called with "
                 "gradients that set_requires_gradient_sync(False) or osdp.no_sync kept and no backward has averaged "
-                f"yet (parameter {sharded.names()[index]!r}): ranks would diverge. Run the last micro-batch's "
+                f"yet (parameter {sharded.name_of(index)!r}): ranks would diverge. Run the last micro-batch's "
                 "backward outside of no_sync, then step"
             )

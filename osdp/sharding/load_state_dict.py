@@ -40,13 +40,23 @@ def loading(
 ) -> Iterator[tuple[str, Callable[..., Any]]]:
     """`load_state_dict` and `_load_from_state_dict` of a module. `begin` is called before each load."""
     whole, own = module.load_state_dict, module._load_from_state_dict
+    in_full = False  # within the module's own load_state_dict, which sees full values
 
     @functools.wraps(whole)
     def load_state_dict(*args: Any, **kwargs: Any) -> Any:
-        if type(module).load_state_dict is nn.Module.load_state_dict:
+        nonlocal in_full
+        own_values = any(True for _ in own_sharded(module, sharded))
+        if not own_values or type(module).load_state_dict is nn.Module.load_state_dict:
             return whole(*args, **kwargs)
-        with _whole(module, sharded, "", ["load_state_dict"], others=False):
-            return whole(*args, **kwargs)
+        code = ["load_state_dict"]
+        if sharded.form.kind == "local" and not sharded.runtime.summoned:
+            refuse_rows(module, "", code)
+        with _whole(module, sharded, "", code, others=False):
+            in_full = True
+            try:
+                return whole(*args, **kwargs)
+            finally:
+                in_full = False
 
     @functools.wraps(own)
     def _load_from_state_dict(
@@ -65,6 +75,9 @@ def loading(
                 _take_full_tensors(module, state, prefix)
                 with _whole(module, sharded, prefix, code, reads_others(module, sharded)):
                     own(state, prefix, metadata, strict, *lists)
+            elif in_full:
+                _take_full_tensors(module, state, prefix)
+                own(state, prefix, metadata, strict, *lists)
             else:
                 _take_rows(module, sharded, state, prefix, lists[-1])
                 own(state, prefix, metadata, strict, *lists)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from harness import Member
 from harness.doomed import run_doomed
 from support import blocks, plans
 from support.pair import SEED, Pair, adamw, close, naming
+from torch import Tensor, nn
 
 import osdp
 from osdp.checkpoint import dcp_planners, places
@@ -230,3 +231,62 @@ def test_ranks_that_see_different_directories(ranks, tmp_path):
 def go_on_saving(me: Member, here: Path) -> None:
     for name in ("0", "1"):
         osdp.save(filled(me, float(name)), None, here / name, process_group=me.group)
+
+
+class Counting(torch.optim.Optimizer):
+    """Keeps numbers and lists, not tensors alone."""
+
+    def __init__(self, parameters: Iterable[Tensor], lr: float | Tensor = 0.1) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                state["sum"] = state.get("sum", torch.zeros_like(p)) + p.grad
+                state["steps"] = state.get("steps", 0) + 1
+                state["log"] = [0.5, state["steps"]]
+                p.sub_(state["sum"] * float(group["lr"]) / state["steps"])
+
+
+def numbers(me: Member, directory: Path) -> None:
+    rate = torch.tensor(0.05)
+    pair, other = (
+        Pair(me, blocks.workload(), PLANS[plan], optimizer=lambda ps: Counting(ps, rate.clone()))
+        for plan in ("FULL_SHARD", "mixture")
+    )
+    pair.train(steps=2)
+    osdp.save(pair.sharded, pair.sharded_optimizer, directory / "step-00000007")
+    other.sharded_optimizer.param_groups[0]["lr"].fill_(0.5)
+    assert osdp.Checkpoints(directory).load(other.sharded, other.sharded_optimizer) == 7
+    state = next(iter(other.sharded_optimizer.state.values()))
+    assert state["steps"] == 2 and state["log"] == [0.5, 2]
+    other.whole, other.whole_optimizer = pair.whole, pair.whole_optimizer
+    other.both = ((pair.whole, pair.whole_optimizer), other.both[1])
+    other.train(steps=2)
+
+
+def test_states_that_are_numbers_and_a_rate_that_is_a_tensor(ranks, tmp_path):
+    ranks(numbers, tmp_path, world=2)
+
+
+def low_precision(me: Member, directory: Path) -> None:
+    """Buffers that mixed precision casts are saved in their own dtype, and loaded into the cast ones."""
+    policy = osdp.MixedPrecision(torch.bfloat16, torch.float32, torch.bfloat16)
+
+    def build(value: float) -> nn.Module:
+        model = nn.Sequential(nn.Linear(4, 4))
+        model.register_buffer("scale", torch.tensor([value, 2 * value]))
+        plan = osdp.Plan.uniform(osdp.describe(model, torch.ones(2, 4)))
+        return osdp.fully_shard(model, plan, me.group, mixed_precision=policy)
+
+    saved, loaded = build(0.25), build(1 / 3)
+    osdp.save(saved, None, directory)
+    osdp.load(loaded, None, directory)
+    assert loaded.scale.dtype == torch.bfloat16 and loaded.scale.tolist() == [0.25, 0.5]
+    assert loaded.state_dict()["scale"].dtype == torch.float32
+
+
+def test_buffers_in_low_precision(ranks, tmp_path):
+    ranks(low_precision, tmp_path, world=2)

@@ -481,3 +481,28 @@ def one_rank_fails(me: Member) -> None:
 
 def test_a_copy_that_fails_on_one_rank(ranks):
     ranks(one_rank_fails, world=2)
+
+
+def within_no_sync(me: Member) -> None:
+    """A copy made there keeps its gradients until the end of the source's."""
+    pair = pair_of(me)
+    with osdp.no_sync(pair.sharded):
+        made = copy.deepcopy(copy.deepcopy(pair.sharded))
+        losses = []
+        for micro in range(2):
+            (whole, target), (mine, my_target) = pair.data(0, micro), pair._part(pair.data(0, micro))
+            losses.append((pair.workload.loss(pair.whole(*whole), target), (mine, my_target)))
+        arguments, target = losses[0][1]
+        pair.workload.loss(made(*arguments), target).backward()
+        with pytest.raises(osdp.ShardingError, match="no_sync"):
+            torch.optim.SGD(made.parameters(), lr=0.1).step()
+    arguments, target = losses[1][1]
+    pair.workload.loss(made(*arguments), target).backward()
+    for whole_loss, _ in losses:
+        whole_loss.backward()
+    pair.sharded = made
+    pair.same_gradients()
+
+
+def test_a_copy_within_no_sync(ranks):
+    ranks(within_no_sync, world=2)

@@ -589,3 +589,42 @@ def checkpoint(me: Member, directory: Path) -> None:
 
 def test_checkpoints_of_modules_with_own_code(ranks, tmp_path):
     ranks(checkpoint, tmp_path, world=2)
+
+
+class Renames(nn.Module):
+    """Its own load_state_dict calls torch's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(5, 6))
+        self.inner = nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x @ self.weight.T)
+
+    def load_state_dict(self, state: Any, *args: Any, **kwargs: Any) -> Any:
+        renamed = {name.removeprefix("old."): value for name, value in state.items()}
+        return super().load_state_dict(renamed, *args, **kwargs)
+
+
+def renamed(me: Member) -> None:
+    for way in WAYS:
+        with naming(way):
+            torch.manual_seed(1)
+            wanted = Renames().state_dict()
+            model = shard(me, Renames(), way)
+            model.load_state_dict({f"old.{name}": entry for name, entry in wanted.items()})
+            same(model.state_dict(), wanted)
+            kept = {f"old.{name}": entry.clone() for name, entry in model.state_dict().items()}
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.zero_()
+            model.load_state_dict(kept, assign=True)  # of DTensors, where these are its state dict's
+            same(model.state_dict(), wanted)
+    model = shard(me, Renames(), "class")
+    with pytest.raises(osdp.ShardingError, match="load_state_dict of 'the model', a Renames"):
+        model.load_local_state_dict(model.local_state_dict())
+
+
+def test_a_load_state_dict_of_its_own(ranks):
+    ranks(renamed, world=2)

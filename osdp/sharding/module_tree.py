@@ -151,8 +151,13 @@ class Tree:
         self._know_buffers(model)
         self.sharded.runtime.saw_tree()
 
+    def has_lost(self, model: nn.Module) -> bool:
+        """Whether a parameter was removed since the last comparison, which torch does not report."""
+        present = {id(p) for p in model.parameters()}
+        return any(id(self.known[index]) not in present for index in self.sharded.index.values())
+
     def look_between_steps(self, model: nn.Module) -> None:
-        """Compare before a state dict or a checkpoint. Collective if something was added."""
+        """Compare before a state dict, a checkpoint or a norm. Collective if something was added."""
         runtime = self.sharded.runtime
         if not self.sharded.in_use:
             runtime.end_read_only()

@@ -82,7 +82,7 @@ def clip_grad_norm_(
     >>> optimizer.step()
     """
     for each, sharded in with_parts(model):
-        if sharded.runtime.tree_changed:  # parameters removed since the last forward do not count
+        if sharded.runtime.tree_changed or sharded.tree.has_lost(each):  # what was removed does not count
             sharded.tree.look_between_steps(each)
     if tp_group is not None:
         return clip_over_tensor_parallel(

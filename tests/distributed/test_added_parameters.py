@@ -143,6 +143,26 @@ def test_what_is_added_trains_as_in_one_process(ranks, name, world):
     ranks(grown, name, world=world)
 
 
+def removed_before_clipping(me: Member) -> None:
+    """The gradients that a deleted module had do not count, whether or not a forward has been since."""
+    for change in (one_less, new_head):
+        for forwards in (0, 6):
+            with naming(f"{change.__name__}, {forwards} forwards later"):
+                pair = Pair(me, blocks.workload(), PLANS["FULL_SHARD"])
+                pair.train(steps=10)
+                pair.backward(pair.data(5))
+                change_both(pair, change)
+                for step in range(forwards):
+                    pair.forward(pair.data(step))
+                whole = nn.utils.clip_grad_norm_(pair.whole.parameters(), 0.01)
+                torch.testing.assert_close(osdp.clip_grad_norm_(pair.sharded, 0.01), whole)
+                pair.same_gradients()
+
+
+def test_gradients_of_what_was_removed_do_not_count(ranks):
+    ranks(removed_before_clipping, world=2)
+
+
 def kept(me: Member, directory: str) -> None:
     """Saved right after it was added, and after training; read by one process and by ranks."""
     for name in ("NO_SHARD", "FULL_SHARD"):

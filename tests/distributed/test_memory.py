@@ -270,7 +270,7 @@ def peaks_of_random_programs(
         ((14,), "bf16-reduce-fp32", 1, False),
         ((9,), "fp16", 2, False),
         ((2, 8), "fp32", 1, True),
-        ((1,), "bf16", 1, True),
+        ((1, 109), "bf16", 1, True),
         ((5,), "bf16", 3, False),
         pytest.param(range(20), "fp32", 1, False, marks=pytest.mark.extras),
         pytest.param(range(21), "bf16", 1, False, marks=pytest.mark.extras),

@@ -159,10 +159,13 @@ void BackwardPass::before_gradient(Parameter& param) {
 // Autograd holds `made` until the hook that submits the reduction has returned. The reduction may be over by
 // then, and its result is made of the gradient's memory (Note [Means that are cast] in
 // search/simulate/runtime_rules.hpp). So `made` and its base let go of it, and refuse to be read.
-static at::Tensor unshared(at::Tensor gradient, const at::Tensor& made) {
-  if (gradient.layout() != at::kStrided) return gradient;
+static bool shares(const at::Tensor& gradient, const at::Tensor& made) {
   const size_t ours = 2 + (made.defined() && made.is_view());
-  return gradient.storage().use_count() > ours ? gradient.clone() : gradient;
+  return gradient.layout() == at::kStrided && gradient.storage().use_count() > ours;
+}
+
+static at::Tensor unshared(at::Tensor gradient, const at::Tensor& made) {
+  return shares(gradient, made) ? gradient.clone() : gradient;
 }
 
 static void hand_over(const at::Tensor& made, const at::Tensor& gradient) {
@@ -227,6 +230,7 @@ void BackwardPass::take_whole_gradient(Parameter& param, const at::Tensor& made)
   OSDP_CHECK(
       gradient.layout() == at::kStrided, Sharding, "OSDP: parameter '", param.name(),
       "' got a sparse gradient, which mixed precision cannot average. Use sparse=False in its module.");
+  if (!shares(gradient, made)) hand_over(made, gradient);
   if (param.gradient_scale() != 1)
     gradient = unshared(std::move(gradient), made).mul_(param.gradient_scale());
   if (at::Tensor* alone = buckets_.averaged_alone(param)) {

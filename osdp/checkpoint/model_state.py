@@ -25,7 +25,7 @@ from osdp.errors import FormatError, ShardingError
 from osdp.ranks.rank_group import Together
 from osdp.sharding.dtensor_parameters import shown_like
 from osdp.sharding.nested_models import refuse_parts
-from osdp.sharding.sharded_model import sharded_of
+from osdp.sharding.sharded_model import Sharded, sharded_of
 from osdp.sharding.torch_patches.states_of_optimizers import holds_states
 
 # The largest box that is written at once, and so the memory that reading needs besides its destination.
@@ -230,8 +230,8 @@ _NOT_OPTIONS = ("params", "param_names")
 
 def _of_model(model: nn.Module, layout: Layout | None) -> State:
     layout = layout or layout_of(model)
-    own: Mapping[str, torch.dtype] = getattr(layout, "buffer_dtypes", {})
     model = unwrapped(model)
+    own = layout.cast_buffers(model) if isinstance(layout, Sharded) else {}
     named = dict(model.named_parameters())
     if layout is not None and (odd := sorted(map(without_wrappers, set(layout.names()) ^ set(named)))):
         raise ShardingError(

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from osdp import _C
 from osdp.base.kept_state import outside_inference_mode
@@ -185,7 +185,7 @@ def _modules_of(model: nn.Module, source: Sharded, memo: Memo) -> nn.Module:
                 f"a {type(model).__name__} cannot be copied: {name!r} was made anew by a __deepcopy__ of its modules, "
                 "instead of by copy.deepcopy(value, memo)"
             )
-    for name, dtype in source.buffer_dtypes.items():
+    for name, dtype in source.cast_buffers(model).items():
         _cast(copied, name, dtype)
     return copied
 
@@ -204,17 +204,18 @@ def _apart(model: nn.Module, source: Sharded, memo: Memo) -> set[int]:
     precision has not cast."""
     planned = {id(p) for p in _planned(source).values()}
     parameters = [p for p in model.parameters() if id(p) not in planned]
-    buffers = [b for name, b in model.named_buffers() if name not in source.buffer_dtypes]
+    cast_by_us = source.cast_buffers(model)
+    buffers = [b for name, b in model.named_buffers() if name not in cast_by_us]
     return {id(memo[id(t)]) for t in (*parameters, *buffers) if id(t) in memo}
 
 
 def _keep_values(model: nn.Module, made: nn.Module, source: Sharded) -> None:
     """Buffers that mixed precision casts: a cast to their own dtype and back may round."""
-    now: dict[str, Tensor] = dict(made.named_buffers())
+    now, before = dict(made.named_buffers()), dict(model.named_buffers())
     with torch.no_grad():
-        for name, buffer in model.named_buffers():
-            if name in source.buffer_dtypes and name in now:
-                now[name].copy_(buffer)
+        for name in source.cast_buffers(model):
+            if name in before and name in now:
+                now[name].copy_(before[name])
 
 
 def copyable(model: nn.Module, shard: Shard) -> None:

@@ -13,7 +13,6 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from osdp.base.cast_floats import CastInputs, cast_floats
-from osdp.base.names import joined
 from osdp.errors import PlanMismatchError
 from osdp.plan.mixed_precision import (
     MixedPrecision,
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from osdp.plan.plan import Plan
+
+    Dtypes = dict[nn.Module, dict[str, torch.dtype]]  # of buffers, by module and key
 
 
 def chosen_precision(wanted: object, plan: Plan, model: nn.Module) -> MixedPrecision | None:
@@ -52,9 +53,9 @@ def chosen_precision(wanted: object, plan: Plan, model: nn.Module) -> MixedPreci
     return policy and at_blocks(policy, model)
 
 
-def install_precision(model: nn.Module, policy: MixedPrecision) -> dict[str, torch.dtype]:
+def install_precision(model: nn.Module, policy: MixedPrecision) -> Dtypes:
     """Cast buffers, and install hooks that cast arguments and results of the model's and its parts' calls.
-    Returns the names of cast buffers -> their original dtypes."""
+    Returns the cast buffers' original dtypes."""
     buffers = cast_buffers(model, policy)
     for name, own in (("", policy), *(policy.parts or ())):
         module = model.get_submodule(name)
@@ -74,14 +75,11 @@ class _CastOutputs:
         return cast_floats(output, self.dtype)
 
 
-def cast_buffers(
-    model: nn.Module, policy: MixedPrecision, only: Collection[int] | None = None
-) -> dict[str, torch.dtype]:
-    """Cast buffers; returns their names -> their original dtypes. `only`: ids of the buffers to cast; by
-    default all."""
+def cast_buffers(model: nn.Module, policy: MixedPrecision, only: Collection[int] | None = None) -> Dtypes:
+    """Cast buffers; returns their original dtypes. `only`: ids of the buffers to cast; by default all."""
     kept = {id(b) for module in kept_as_they_are(model, policy) for b in module.buffers(recurse=False)}
     cast: dict[int, Any] = {}
-    were: dict[str, torch.dtype] = {}
+    were: Dtypes = {}
     for prefix, module in model.named_modules():
         own: dict[str, torch.dtype] = {}
         wanted = policy.of(prefix).buffer_dtype
@@ -90,10 +88,11 @@ def cast_buffers(
                 continue
             if only is not None and id(buffer) not in only:
                 continue
-            own[key] = were[joined(prefix, key)] = buffer.dtype
+            own[key] = buffer.dtype
             cast.setdefault(id(buffer), (buffer, buffer.to(wanted)))  # shared buffers stay shared
             module._buffers[key] = cast[id(buffer)][1]
         if own:
+            were[module] = own
             module.register_state_dict_post_hook(_OwnDtype(own))
     return were
 

@@ -278,7 +278,8 @@ class Tree:
         self.collectives.broadcast([t.detach() for t in [*new.values(), *buffers.values()]])
         if sharded.policy is not None:
             fresh = {id(b) for b in buffers.values()}
-            sharded.buffer_dtypes |= cast_buffers(model, sharded.policy, fresh)
+            for module, dtypes in cast_buffers(model, sharded.policy, fresh).items():
+                sharded.buffer_dtypes.setdefault(module, {}).update(dtypes)
         if not new:
             return
         self.join(model, new)

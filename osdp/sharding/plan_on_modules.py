@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -46,7 +47,7 @@ def put_on_modules(model: nn.Module, sharded: Sharded) -> None:
     mixed = parameter_dtypes(model, policy)
     calls, covering = install_calls(model, plan, sharded.index, runtime, mixed)
     if policy is not None:
-        sharded.buffer_dtypes = install_precision(model, policy)
+        sharded.buffer_dtypes = WeakKeyDictionary(install_precision(model, policy))
     if sharded.inputs_device is not None:
         model.register_forward_pre_hook(MoveInputs(sharded.inputs_device), prepend=True, with_kwargs=True)
     _install_splits(model, plan, sharded.index, runtime)

@@ -121,8 +121,8 @@ class Sharded:
         self.registered: list[tuple[ref[nn.Module], str, tuple[str, ...] | None]] = []
         # Called before a registered method of the model, with the model, the method's name and its arguments.
         self.before_method: Callable[[nn.Module, str, Any, Any], None] | None = None
-        # Of buffers that mixed precision has cast: what they were.
-        self.buffer_dtypes: dict[str, torch.dtype] = {}
+        # Of buffers that mixed precision has cast, by module and key: what they were.
+        self.buffer_dtypes: WeakKeyDictionary[nn.Module, dict[str, torch.dtype]] = WeakKeyDictionary()
         self.unsettled = ""  # why this rank's rows may become others at the first forward
         self.copied_in_no_sync: WeakSet[nn.Module] = WeakSet()  # copies of this model, made within no_sync
         self.resting_bytes = 0  # live CPU bytes right after sharding, as the meter counts them
@@ -143,6 +143,14 @@ class Sharded:
     def names(self) -> list[str]:
         """Parameter names, as in `named_parameters()` of the unwrapped model."""
         return list(self.index)
+
+    def cast_buffers(self, model: nn.Module) -> dict[str, torch.dtype]:
+        """The buffers of `model` that mixed precision has cast, by their present names: what they were."""
+        return {
+            joined(prefix, key): dtype
+            for prefix, module in model.named_modules()
+            for key, dtype in self.buffer_dtypes.get(module, {}).items()
+        }
 
     def name_of(self, index: int) -> str:
         """The parameter's present name; one that is not in the model any more has its last one."""

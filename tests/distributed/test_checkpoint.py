@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 import signal
@@ -15,6 +16,7 @@ from harness.doomed import run_doomed
 from support import blocks, plans
 from support.pair import SEED, Pair, adamw, close, naming
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 
 import osdp
 from osdp.checkpoint import dcp_planners, places
@@ -271,21 +273,35 @@ def test_states_that_are_numbers_and_a_rate_that_is_a_tensor(ranks, tmp_path):
     ranks(numbers, tmp_path, world=2)
 
 
+class Scaled(nn.Module):
+    """A buffer, and no parameter."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.tensor([value, 2 * value]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale.sum()
+
+
 def low_precision(me: Member, directory: Path) -> None:
-    """Buffers that mixed precision casts are saved in their own dtype, and loaded into the cast ones."""
+    """Buffers that mixed precision casts are saved in their own dtype, and loaded into the cast ones, also of a module that
+    was wrapped since."""
     policy = osdp.MixedPrecision(torch.bfloat16, torch.float32, torch.bfloat16)
 
     def build(value: float) -> nn.Module:
-        model = nn.Sequential(nn.Linear(4, 4))
-        model.register_buffer("scale", torch.tensor([value, 2 * value]))
+        model = nn.Sequential(Scaled(value), nn.Linear(4, 4))
         plan = osdp.Plan.uniform(osdp.describe(model, torch.ones(2, 4)))
         return osdp.fully_shard(model, plan, me.group, mixed_precision=policy)
 
     saved, loaded = build(0.25), build(1 / 3)
+    apply_activation_checkpointing(saved, check_fn=lambda module: isinstance(module, Scaled))
+    saved(torch.ones(2, 4))
+    assert copy.deepcopy(saved).state_dict()["0.scale"].dtype == torch.float32
     osdp.save(saved, None, directory)
     osdp.load(loaded, None, directory)
-    assert loaded.scale.dtype == torch.bfloat16 and loaded.scale.tolist() == [0.25, 0.5]
-    assert loaded.state_dict()["scale"].dtype == torch.float32
+    assert loaded[0].scale.dtype == torch.bfloat16 and loaded[0].scale.tolist() == [0.25, 0.5]
+    assert loaded.state_dict()["0.scale"].dtype == torch.float32
 
 
 def test_buffers_in_low_precision(ranks, tmp_path):

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
@@ -179,73 +173,3 @@ def test_rates_are_of_the_dtypes_that_the_device_has_and_a_cpu_holds_tensors_onl
 def test_failures_are_profile_errors(model: object, sample: torch.Tensor, match: str) -> None:
     with pytest.raises(osdp.ProfileError, match=match):
         osdp.profile(model, sample, seconds=0.2)  # type: ignore[arg-type]
-
-
-RANKS = """
-import json, sys
-import torch
-import torch.distributed as dist
-import osdp
-rank, folder, case = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-result = {}
-torch.manual_seed(rank)
-model, sample = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)), torch.randn(4, 8)
-hardware = osdp.profile(model, sample, seconds=0.4)
-result["hardware"] = hardware.dumps()
-for case in ("bad sample", "other model", "forward fails later"):
-    broken = model
-    if rank == 1 and case == "other model":
-        broken = torch.nn.Sequential(torch.nn.Linear(8, 8))
-    if rank == 1 and case == "forward fails later":
-        class Failing(torch.nn.Module):  # describing works, running does not
-            def forward(self, x):
-                if type(x) is torch.Tensor:
-                    raise RuntimeError("out of luck")
-                return x
-        broken = torch.nn.Sequential(model[0], model[1], Failing())
-    given = torch.randn(4, 5) if rank == 1 and case == "bad sample" else sample
-    try:
-        osdp.profile(broken, given, seconds=0.2)
-        result[case] = "no error"
-    except osdp.ProfileError as error:
-        result[case] = str(error)
-dist.barrier()
-json.dump(result, open(f"{folder}/{rank}.json", "w"))
-dist.destroy_process_group()
-"""
-
-
-def test_two_ranks_agree_and_fail_together(tmp_path: Path) -> None:
-    script = tmp_path / "ranks.py"
-    script.write_text(RANKS)
-    root = str(Path(osdp.__file__).parents[1])
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": root + os.pathsep + os.environ.get("PYTHONPATH", ""),
-    }
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(rank), str(tmp_path), "all"],
-            env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    try:
-        said = [process.communicate(timeout=120)[0] for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-    assert [p.returncode for p in ranks] == [0, 0], said
-    results = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
-    assert results[0] == results[1], "hardware and errors are the same on both ranks"
-    hardware = Hardware.loads(results[0]["hardware"])
-    assert hardware.world_size == 2 and "gloo" in hardware.source
-    for cost in (hardware.all_gather, hardware.reduce_scatter, hardware.all_reduce):
-        assert cost.alpha_s > 0 or cost.beta_s_per_byte > 0
-        assert cost.alpha_s < 1 and cost.beta_s_per_byte < 1e-5
-    assert set(hardware.gamma_s) == {"0", "1"}
-    assert "rank 1 failed while preparing" in results[0]["bad sample"]
-    assert "different things" in results[0]["other model"]
-    assert "rank 1 failed while timing the model's operators" in results[0]["forward fails later"]
-    assert "out of luck" in results[0]["forward fails later"]

@@ -26,6 +26,7 @@ from osdp.description.live_bytes import work_of
 from osdp.description.model_description import (
     SAVED_BYTES,
     WORK_BYTES,
+    Begin,
     Block,
     Buffers,
     Kernel,
@@ -295,6 +296,7 @@ def _assemble(
                 output_groups=first.output_groups.get(name, 0) if first else 0,
                 waiting_gradient_bytes=waiting if sums_in_slices else 0,
                 reads=_reads(owners, name, first, blocks, gather_at),
+                of_inputs=first is not None and name in first.of_inputs,
             )
         )
     kernels: tuple[tuple[Kernel, ...], ...] = ()
@@ -314,6 +316,7 @@ def _assemble(
         precision="fp32",
         kernels=kernels,
         buffers=tuple(Buffers(modules, n) for modules, n in buffers.items()),
+        begins=tuple(Begin(*begin) for begin in first.begins) if first is not None else (),
     )
 
 

@@ -69,21 +69,23 @@ def trace(model: nn.Module, fakes: FakeParameters, args: Any, kwargs: Any) -> Tr
 
 
 def _trace(model: nn.Module, fakes: FakeParameters, args: Any, kwargs: Any) -> Trace:
-    if fakes.refused:
-        return _trace_for_real(model, fakes.memory, args, kwargs)
-    try:
-        result = _trace_known(model, fakes, args, kwargs)
-    except _AsksForValuesError:
-        return _trace_for_real(model, fakes.memory, args, kwargs)
-    except DescribeError:
-        # Some operators fail on fake tensors but not on real ones. If no forward has run on fakes so far,
-        # that may be the reason; the sample, or this batch size, may also be wrong for the model.
-        if fakes.accepted or _lacks_values(model, args, kwargs):
-            raise
-        result = _trace_for_real(model, fakes.memory, args, kwargs)
-        fakes.refused = True
-        return result
-    fakes.accepted = True
+    refused = fakes.refused
+    if not refused:
+        try:
+            result = _trace_known(model, fakes, args, kwargs)
+            fakes.accepted = True
+            return result
+        except _AsksForValuesError:
+            pass
+        except DescribeError:
+            # Some operators fail on fake tensors but not on real ones. If no forward has run on fakes so far,
+            # that may be the reason; the sample, or this batch size, may also be wrong for the model.
+            if fakes.accepted or _lacks_values(model, args, kwargs):
+                raise
+            refused = True
+    # Not while an exception is handled: the Watcher would take it for one of the forward.
+    result = _trace_for_real(model, fakes.memory, args, kwargs)
+    fakes.refused = refused
     return result
 
 

@@ -24,6 +24,7 @@ from osdp.description.kernel_memory import KernelMemory
 from osdp.description.kernels import Call, flops_of
 from osdp.description.live_log import Moment
 from osdp.description.output_uses import made_by, use_of
+from osdp.description.passages import Passages
 from osdp.description.recompute_blocks import recomputable_blocks
 
 _DEVICE = torch.ops.prim.device.default
@@ -49,6 +50,10 @@ class Trace:
         self.changed_inputs: set[str] = set()  # blocks whose inputs are written to, by themselves or later
         self.output_cut: set[str] = set()  # linears whose outputs forward cuts in parts
         self.output_groups: dict[str, int] = {}  # or views in groups
+        # Of modules outside of blocks, for pipelines: where a stage may begin, or why not, and those that compute from the
+        # model's inputs alone.
+        self.begins: list[tuple[str, str]] = []
+        self.of_inputs: set[str] = set()
         self.output_bytes = 0  # of the model's outputs that are not saved anyway
         # Of forward and backward, if recorded.
         self.moments: tuple[list[Moment], list[Moment]] = ([], [])
@@ -129,6 +134,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.pack = self._save
         self._boxes: list[list[torch.Tensor]] = []
         self.equal: EqualBlocks | None = None  # Note [Equal blocks]
+        self.passages = Passages(model, self.blocks, self._numbers)
         for name, parameter in model.named_parameters():
             self._parameter_of.setdefault(storage_id(parameter), name)
         owners = {name.rpartition(".")[0] for name in self._parameter_of.values()}
@@ -191,6 +197,8 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._exist_anyway(tensors_in((args, kwargs)))
             self._stack.append(name)
             self.trace.calls[name] = self.trace.calls.get(name, 0) + 1
+            with torch._C.DisableTorchFunction():
+                self.passages.enter(name, module, args, kwargs)
             if self.equal is not None and name in self.blocks:
                 with torch._C.DisableTorchFunction():
                     self.equal.enter(name, (args, kwargs))
@@ -221,9 +229,10 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if name in self._with_parameters:
                 self._ended = name
             made_by(module, name, output)
-            if self.equal is not None and name in self.blocks:
-                with torch._C.DisableTorchFunction():
-                    return self._left_block(self.equal, output, changed)
+            with torch._C.DisableTorchFunction():
+                if self.equal is not None and name in self.blocks:
+                    output = self._left_block(self.equal, output, changed)
+                self.passages.leave(name, module, output)
             if not name and not self._stack:
                 self._returned = {
                     self._numbers.of(t): t.untyped_storage().nbytes()
@@ -333,6 +342,8 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 share = -(-given.bytes // len(given.blocks))
                 for block in given.blocks:
                     self.trace.input_bytes[block] = self.trace.input_bytes.get(block, 0) + share
+        self.trace.begins = [*self.passages.begins()]
+        self.trace.of_inputs = self.passages.of_inputs()
         self.trace.output_bytes = sum(b for number, b in self._returned.items() if number not in self._saved)
 
     def _add(self, amounts: dict[str, int], module: str, amount: int) -> None:
@@ -372,6 +383,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._given and isinstance(func, OpOverload) and func._schema.is_mutable:
             self._writes(written_to(func, args, kwargs))
         out = self._call(func, args, kwargs, tensors)
+        self.passages.called(func, args, kwargs, tensors, out)
         self._happens("flops", self.running, flops_of(func, args, kwargs, out))
         if torch.is_grad_enabled():
             self._happens("saved", self.running, self._memory.hidden_bytes(func, args, out))

@@ -109,6 +109,9 @@ class Operator:
     # Where a module outside of blocks reads parameters around others with some, and where one is called at several places:
     # each distinct read, in order.
     reads: tuple[Read, ...] = ()
+    # Of one without parameters, outside of blocks: it computes from the model's inputs alone (a rotary table), so each stage
+    # of a pipeline does that itself.
+    of_inputs: bool = False
 
     @property
     def multiplies(self) -> bool:
@@ -161,6 +164,15 @@ class Buffers:
     bytes: int
 
 
+@dataclass(frozen=True)
+class Begin:
+    """A module that forward calls outside of blocks, and why no stage of a pipeline can begin there; "": one can.
+    Note [Where a stage may begin] in osdp/description/passages.py."""
+
+    module: str
+    why_not: str
+
+
 CPU, ACCELERATOR = "cpu", "accelerator"
 
 
@@ -192,6 +204,7 @@ class ModelDescription(InFile):
     # What will train the model: CPU or ACCELERATOR; "" where both hold the same memory.
     device: str = ""
     buffers: tuple[Buffers, ...] = ()  # those that no operator has alone
+    begins: tuple[Begin, ...] = ()  # in the order of their first calls; none: it is not known
 
     @property
     def buffer_bytes(self) -> int:

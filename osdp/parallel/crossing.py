@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from osdp.description.passages import CACHES
+
 _DEEPEST = 4
-# Of transformers' models: each layer writes keys and values of its own into it, which no other one reads.
-_CACHES = "transformers.cache_utils"
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def _shown(value: Any, depth: int = 0) -> str:
         return kind.__name__
     if isinstance(value, (tuple, list)):
         return f"({', '.join(_shown(v, depth + 1) for v in value)})"
-    if kind.__module__ == _CACHES:
+    if kind.__module__ == CACHES:
         return kind.__name__
     inside = value if isinstance(value, Mapping) else getattr(value, "__dict__", {})
     shown = ", ".join(f"{name}={_shown(v, depth + 1)}" for name, v in inside.items())

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 
 from osdp.base.kept_state import generators_kept
 from osdp.base.tensor_trees import map_tensors, tensors_in
+from osdp.description.passages import PLAIN
 
 _log = logging.getLogger(__name__)
 _MOST = 4096  # of shapes that are remembered, where sequences have many lengths
 _OF_TORCH = frozenset(vars(nn.Module()))
-_PLAIN = (bool, int, float, str, torch.dtype, torch.Size, type(None))
 
 
 class OutputShapes:
@@ -93,7 +93,7 @@ def _kind(module: nn.Module) -> Any:
             name,
             type(m),
             tuple(
-                (k, v if isinstance(v, _PLAIN) else id(v)) for k, v in vars(m).items() if k not in _OF_TORCH
+                (k, v if isinstance(v, PLAIN) else id(v)) for k, v in vars(m).items() if k not in _OF_TORCH
             ),
         )
         for name, m in module.named_modules()
@@ -105,10 +105,12 @@ def _key(tree: Any) -> Any:
     """Equal for values of the same shapes. Raises TypeError for what is no tensor and no plain value."""
     if isinstance(tree, Tensor):
         return "tensor", tuple(tree.shape), tree.dtype
-    if isinstance(tree, _PLAIN):
+    if isinstance(tree, PLAIN):
         return type(tree), tree
     if type(tree) in (tuple, list):
         return type(tree), tuple(map(_key, tree))
-    if isinstance(tree, Mapping) and type(tree) is dict:
-        return "dict", tuple((name, _key(value)) for name, value in tree.items())
+    if isinstance(tree, Mapping) and (
+        type(tree) is dict or type(tree).__module__.startswith("transformers.")
+    ):
+        return type(tree), tuple((name, _key(value)) for name, value in tree.items())
     raise TypeError(f"{type(tree).__name__} is not known")

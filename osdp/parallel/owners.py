@@ -9,6 +9,7 @@ from torch.distributed.tensor import DTensor
 
 from osdp.errors import InvalidProblemError, PlanMismatchError
 from osdp.plan.parallel_plan import ParallelPlan
+from osdp.planning.degrees.divided_operators import holds_several
 
 
 class Owners:
@@ -19,11 +20,13 @@ class Owners:
     """
 
     def __init__(self, model: nn.Module, plan: ParallelPlan) -> None:
+        self._description = plan.description
         by_name: dict[str, int] = {}
         self._modules: set[tuple[str, int]] = set()
         for stage, part in enumerate(plan.stages):
             for o in part.plan.description.operators:
-                self._modules.add((o.name, stage))
+                if not o.of_inputs:  # of which every stage computes its own
+                    self._modules.add((o.name, stage))
                 by_name |= dict.fromkeys((n for p in o.parameters for n in (p.name, *p.aliases)), stage)
         held = {name: p for name, p in model.named_parameters(remove_duplicate=False)}
         unknown, missing = sorted(held.keys() - by_name), sorted(by_name.keys() - held.keys())
@@ -51,6 +54,10 @@ class Owners:
 
     def of_parameter(self, parameter: nn.Parameter) -> int | None:
         return self._parameters.get(id(parameter))
+
+    def runs(self, path: str) -> bool:
+        """Whether all stages run the module at `path`, since it holds several blocks."""
+        return holds_several(self._description, path)
 
     def of_module(self, module: nn.Module, path: str) -> set[int]:
         """The stages of what is in the module at `path`."""

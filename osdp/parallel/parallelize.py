@@ -136,7 +136,7 @@ def _checked(
             "and meshes, which it makes itself"
         )
     owners = Owners(model, plan)
-    check_entries(model, owners, _entries(plan))
+    check_entries(model, owners, _entries(plan), plan.description)
     if plan.tensor_parallel > 1:
         check_styles(plan.description, plan.tp_plan, tp_plan, model)
     return owners

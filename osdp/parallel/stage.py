@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
 from osdp.parallel.stand_in import Passing
@@ -22,12 +22,36 @@ class Stage(PipelineStage):
             return super()._prepare_forward_infra(*args, **kwargs)
 
     def _prepare_backward_infra(self, *args: Any, **kwargs: Any) -> Any:
-        with _buffers_kept(self.submod), self._calls():
+        like = self.passing.like if self.passing is not None else None
+        with _buffers_kept(self.submod), self._calls(), self._recomputing(like):
             return super()._prepare_backward_infra(*args, **kwargs)
 
     def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
         with self._calls():
             return super().forward_one_chunk(*args, **kwargs)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        passed: Any = self.fwd_cache.get(bwd_chunk_id, ((None,), (None,)))[0 if self.is_first else 1]
+        with self._recomputing(passed[0]):
+            return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+
+    def _post_metadata_inference_cleanup(self) -> None:
+        """torch drops gradients of FSDP modules, also those that earlier steps accumulated, where sequences have another
+        length than before."""
+        held = [(p, p.grad) for p in self.submod.parameters()]
+        super()._post_metadata_inference_cleanup()
+        for parameter, gradient in held:
+            parameter.grad = gradient
+
+    @contextmanager
+    def _recomputing(self, passed: Tensor | None) -> Iterator[None]:
+        """Context of a backward, in which a script's checkpoints may run parts of forward: Note [Recomputed stages]."""
+        passing = self.passing or Passing(0)
+        passing.recomputes = passed
+        try:
+            yield
+        finally:
+            passing.recomputes = None
 
     @contextmanager
     def _calls(self) -> Iterator[None]:

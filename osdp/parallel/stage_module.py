@@ -6,14 +6,22 @@ runs the whole forward, on the model's own inputs, with stand-ins for the module
 and what forward computes itself stay. The first module of a stage (the entry) gets what the stage before sent instead of
 its first tensor; that tensor is what the stage before captures at its stand-in for the entry. So what forward computes
 between blocks belongs to the stage that ends there, and the cut is exact for this one tensor.
+  Modules that hold several blocks (a decoder, as a part of a model with an encoder) are run in all stages, as the model is:
+what they return only they can make.
   A stand-in returns NaN in the shape of what its module returns (Note [Shapes of other stages] in output_shapes.py), and
 what depends on it is found in the first step (Note [What depends on other stages] in elsewhere.py). So is a parameter of
 another stage of a module that both have: NaN. Other arguments of the entry are compared between the two stages in the first
 step, with their values (`Crossing`): T5's first block makes a bias for all others, and a stage without it would get None.
+
+Note [Recomputed stages]
+A script may have blocks recomputed in backward (torch.utils.checkpoint). Then parts of forward run again, from what they
+were called with: the entry with NaN, in place of which it gets again what its micro-batch received. All else computes as
+it did, modules without parameters, too, as nobody knows where in forward they are; those of other stages return NaN again.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -22,12 +30,14 @@ import torch
 from torch import Tensor, nn
 
 from osdp.base.names import joined
-from osdp.errors import InvalidProblemError, ShardingError
+from osdp.description.model_description import ModelDescription
+from osdp.errors import InvalidProblemError, OSDPError, ShardingError
 from osdp.parallel.crossing import Crossing
 from osdp.parallel.elsewhere import Elsewhere
 from osdp.parallel.output_shapes import OutputShapes
 from osdp.parallel.owners import Owners
 from osdp.parallel.stand_in import Passing, StandIn, WhileHere, first_tensor
+from osdp.planning.degrees.chain import ONE_TENSOR, why_no_beginning
 
 
 class StageForward:
@@ -50,7 +60,7 @@ class StageForward:
             args = tuple(kwargs.pop(f"{INPUT}{i}") for i in range(len(given)))
         try:
             with passing.cuts or nullcontext(), passing.elsewhere or nullcontext():
-                output = self._forward(*args, **kwargs)
+                output = self._computed(*args, **kwargs)
             if self._last:
                 output = only_tensor(output)
                 if passing.elsewhere is not None:
@@ -67,7 +77,20 @@ class StageForward:
         finally:
             passing.over()
 
+    def _computed(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self._forward(*args, **kwargs)
+        except OSDPError:
+            raise
+        except Exception:
+            # What comes behind the stage is not its own, and stand-ins return nothing larger than what passes (a head's
+            # output, to which forward adds a bias). Where it is wrong for another reason, it is so in its own stage.
+            if self._last or self._passing.captured is None:
+                raise
+            _log.debug("what forward does behind stage %s failed", self._passing.stage, exc_info=True)
 
+
+_log = logging.getLogger(__name__)
 INPUT = "osdp_input_"
 _LISTS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
@@ -108,13 +131,18 @@ def cut_to_stage(
 
 def _enter(passing: Passing) -> Callable[..., Any]:
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if passing.received is None or passing.begun:  # what is called again gets what forward gives it
+        what = passing.received if passing.recomputes is None else passing.recomputes
+        if what is None or passing.begun:  # what is called again gets what forward gives it
             return None
-        passing.begun = True
         at = first_tensor(args, kwargs, f"stage {passing.stage}")
-        if passing.looks:
-            passing.entered = Crossing.of(args, kwargs, at)
-        received = _Received.apply(passing.received)  # type: ignore[no-untyped-call]
+        if passing.recomputes is not None:
+            if not (kwargs[at] if at in kwargs else args[int(at)]).isnan().all():
+                return None  # its second call, after a first one that is not recomputed
+        else:
+            passing.begun = True
+            if passing.looks:
+                passing.entered = Crossing.of(args, kwargs, at)
+        received = _Received.apply(what)  # type: ignore[no-untyped-call]
         if at in kwargs:
             return args, {**kwargs, at: received}
         return (*args[: int(at)], received, *args[int(at) + 1 :]), kwargs
@@ -165,14 +193,21 @@ def _replace(
         elif stages == {stage} and not begins.startswith(f"{at}."):
             if called and passing.elsewhere is not None:
                 passing.elsewhere.has(child)
-        elif at == ends or (called and stage not in stages and not f"{ends}".startswith(f"{at}.")):
+        elif at == ends or (called and stage not in stages and not _is_run(owners, at, ends)):
             module._modules[name] = StandIn(passing, at == ends, at, child)
         else:
             _replace(child, at, owners, stage, entries, passing)
 
 
-def check_entries(model: nn.Module, owners: Owners, entries: Sequence[str]) -> None:
-    """Raises InvalidProblemError for a cut where no module of one stage begins."""
+def _is_run(owners: Owners, at: str, ends: str | None) -> bool:
+    """Whether the stage runs a module of which it has nothing."""
+    return owners.runs(at) or f"{ends}".startswith(f"{at}.")
+
+
+def check_entries(
+    model: nn.Module, owners: Owners, entries: Sequence[str], description: ModelDescription
+) -> None:
+    """Raises InvalidProblemError for a cut where no module of one stage begins. `description`: of the whole model."""
     modules = dict(model.named_modules())
     for stage, entry in enumerate(entries[1:], start=1):
         found = modules.get(entry) if entry else None
@@ -181,3 +216,5 @@ def check_entries(model: nn.Module, owners: Owners, entries: Sequence[str]) -> N
                 f"stage {stage} begins at {entry!r}, which is no module of it alone: a stage has to begin with a module "
                 "that forward calls. Cut the model elsewhere (pipeline_parallel=), or make what it does there a module"
             )
+        if why := why_no_beginning(description, entry):
+            raise InvalidProblemError(f"the plan has {len(entries)} stages, but {why}. {ONE_TENSOR}")

@@ -8,14 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from osdp.base.tensor_trees import map_tensors, tensors_in
+from osdp.base.tensor_trees import map_tensors
+from osdp.description.passages import PLAIN
 from osdp.errors import ShardingError
 from osdp.parallel.crossing import Crossing
 from osdp.parallel.elsewhere import Elsewhere
 from osdp.parallel.output_shapes import OutputShapes
 from osdp.parallel.split_outputs import SplitOutputs
-
-_PLAIN = (bool, int, float, str, torch.dtype, torch.Size, type(None))
 
 
 class Passing:
@@ -33,6 +32,10 @@ class Passing:
         self.left: Crossing | None = None
         self.in_schedule = True  # false where a script itself calls the stage's forward
         self.begun = stage == 0  # whether the stage's first module has been called
+        # Of the micro-batch whose backward runs, what was received, or is passed on by the first stage:
+        # Note [Recomputed stages].
+        self.recomputes: Tensor | None = None
+        self.like: Tensor | None = None  # of the same shape, without memory
         # Until the first step's end: where tensor parallelism divides modules, and Note [What depends on other stages].
         self.cuts: SplitOutputs | None = None
         self.elsewhere: Elsewhere | None = None
@@ -45,12 +48,16 @@ class Passing:
         return self.begun and self.captured is None
 
     def over(self) -> None:
+        passed = self.captured if self.stage == 0 else self.received
+        if passed is not None:
+            self.like = passed.detach().new_zeros(()).expand(passed.shape)
         self.received = self.captured = None
         self.begun = self.stage == 0
 
     def nothing(self, name: str, module: str, args: Any, kwargs: Any) -> Any:
         """What the module `module` returns, from the module `name` elsewhere: Note [A model cut to one stage]."""
         like = self.captured if self.captured is not None else self.received
+        like = self.recomputes if like is None else like
         if like is None:
             raise ShardingError(
                 f"stage {self.stage} of the pipeline calls a module of a later stage before the one where that begins: "
@@ -58,12 +65,13 @@ class Passing:
             )
         like = like.detach()
         wanted = self._shapes.of(module, args, kwargs) if self._shapes is not None else None
-        elements = sum(t.numel() for t in tensors_in(wanted))
-        if wanted is None or (self.captured is not None and elements > like.numel()):
-            # Behind the stage nothing larger than what passes: logits take memory that no plan has counted.
-            wanted = like
+        wanted = like if wanted is None else wanted
+        # Behind the stage nothing larger than what passes: logits take memory that no plan has counted.
+        most = like.numel() if self.captured is not None else None
 
         def made(t: Tensor) -> Tensor:
+            if most is not None and t.numel() > most:
+                t = like
             value, dtype = (float("nan"), like.dtype) if t.is_floating_point() else (0, t.dtype)
             # In memory of its own, since forward may add to it in place.
             return self._of(name, torch.full(t.shape, value, dtype=dtype, device=like.device))
@@ -94,7 +102,7 @@ class StandIn(nn.Module):
     def __init__(self, passing: Passing, begins: bool, name: str, module: nn.Module) -> None:
         super().__init__()
         self._passing, self._begins, self._name = passing, begins, name
-        shown = {k: v for k, v in vars(module).items() if k == "config" or isinstance(v, _PLAIN)}
+        shown = {k: v for k, v in vars(module).items() if k == "config" or _is_plain(v)}
         shown |= {k: passing.no_values(name, p) for k, p in module._parameters.items() if p is not None}
         for key, child in module._modules.items():
             if child is not None:
@@ -104,7 +112,7 @@ class StandIn(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         passing = self._passing
-        if self._begins and passing.captured is None:
+        if self._begins and passing.captured is None and passing.recomputes is None:
             at = first_tensor(args, kwargs, f"stage {passing.stage + 1}")
             found = kwargs[at] if at in kwargs else args[int(at)]
             if not found.is_floating_point():
@@ -123,18 +131,26 @@ class StandIn(nn.Module):
         raise IndexError(index)
 
 
+def _is_plain(value: Any) -> bool:
+    """Also the stride of a convolution."""
+    return isinstance(value, PLAIN) or (type(value) is tuple and all(isinstance(v, PLAIN) for v in value))
+
+
 class WhileHere:
     """Replaces the forward of a module without parameters, which may be called in several stages (a pooling, an activation):
-    each computes what is its own."""
+    each computes what is its own, and what is made of the model's inputs alone."""
 
     def __init__(self, forward: Callable[..., Any], passing: Passing, name: str) -> None:
         self._forward, self._passing, self._name = forward, passing, name
+        self._everywhere = False  # as the first step has seen
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._passing.here:
-            return self._forward(*args, **kwargs)
-        elsewhere = self._passing.elsewhere
+        passing, elsewhere = self._passing, self._passing.elsewhere
         source = elsewhere.source((args, kwargs)) if elsewhere is not None else ""
+        here = passing.here or passing.recomputes is not None
+        self._everywhere |= elsewhere is not None and not source and not here
+        if here or self._everywhere:
+            return self._forward(*args, **kwargs)
         return self._passing.nothing(source or self._name, self._name, args, kwargs)
 
 

@@ -71,11 +71,18 @@ def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def plan_for(
-    model: nn.Module, tensor: int, pipeline: int, ranks: int, sample: Tensor | None = None, **asked: Any
+    model: nn.Module,
+    tensor: int,
+    pipeline: int,
+    ranks: int,
+    sample: Tensor | None = None,
+    known: bool = True,
+    **asked: Any,
 ) -> osdp.ParallelPlan:
+    """`known`: whether the search knows where stages may begin; else it is the first step that notices."""
+    inputs = (batch(0)[0][:2] if sample is None else sample,)
     plan = osdp.search(
-        model,
-        (batch(0)[0][:2] if sample is None else sample,),
+        *(model, inputs) if known else (dataclasses.replace(osdp.describe(model, *inputs), begins=()),),
         **{
             "memory": "8GiB",
             "world_size": ranks,
@@ -314,7 +321,8 @@ def crossings(me: Member) -> None:
     tokens, targets = batch(0)
     for kind in (Kept, Made):
         model = kind().double()
-        pipe = osdp.parallelize(model, me.once(lambda m=model: plan_for(m, 1, 2, me.world)), loss_of)
+        plan = me.once(lambda m=model: plan_for(m, 1, 2, me.world, known=False))
+        pipe = osdp.parallelize(model, plan, loss_of)
         with pytest.raises(osdp.ShardingError, match=r"'blocks.[23]'"):
             pipe.step(tokens[:4], target=targets[:4])
     model = Of(Gated)

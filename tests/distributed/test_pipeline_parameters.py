@@ -370,14 +370,14 @@ def refused(me: Member) -> None:
         plan_for(Twice().double(), 1, 4, me.world)
     kept = Kept().double()
     pipe = osdp.parallelize(
-        kept, me.once(lambda: plan_for(kept, 1, 2, me.world)), nn.functional.cross_entropy
+        kept, me.once(lambda: plan_for(kept, 1, 2, me.world, known=False)), nn.functional.cross_entropy
     )
     inputs, targets = batch(Gpt, 0)
     with pytest.raises(osdp.ShardingError, match="depends on 'pos_emb', which is in another stage"):
         pipe.step(inputs[:4], target=targets[:4])
     shared = Statistics().double()
     pipe = osdp.parallelize(
-        shared, me.once(lambda: plan_for(shared, 1, 2, me.world)), nn.functional.cross_entropy
+        shared, me.once(lambda: plan_for(shared, 1, 2, me.world, known=False)), nn.functional.cross_entropy
     )
     with pytest.raises(osdp.ShardingError, match=r"buffer 'blocks.0.norm.running_mean' is in several stages"):
         pipe.step(inputs[:4], target=targets[:4])

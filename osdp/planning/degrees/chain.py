@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from osdp.base.names import is_in, modules_around
@@ -44,14 +44,16 @@ class Link:
 # What a module around several blocks computes itself, without parameters, is the end of forward: logits and loss. It
 # belongs to the last link. What passes a cut is the next block's input; behind the last block it is as large as that of the
 # last; without blocks, the inputs of the next linear, or what the next operator saves. Links that read the same parameter
-# are one: each stage holds its own. Parameters of a module that is cut: Note [Parameters of modules that are cut].
+# are one: each stage holds its own. Parameters of a module that is cut: Note [Parameters of modules that are cut]. A link at
+# which no stage can begin is one with the link before (Note [Where a stage may begin] in osdp/description/passages.py).
 class Chain:
     """The links of a description that `for_stages` made; it may be the local one of a rank."""
 
     def __init__(self, description: ModelDescription) -> None:
         self.description = description
         self.divided = {o.name for o in description.operators if is_part(o)}
-        self.links, self._tied = _joined(description, _links(description))
+        links, self._tied = _joined(description, _links(description))
+        self.links, self._bound = _with_beginnings(description, links)
         operators, names = [link.operators for link in self.links], [link.name for link in self.links]
         self.kept_buffers = StageBuffers(description, operators, names).of
 
@@ -69,6 +71,8 @@ class Chain:
                 f"{parts}, since {self._tied} is read in several: a tied weight, or one that forward reads at several "
                 "places. Untie it (tie_word_embeddings=False), or read it at one place"
             )
+        if self._bound:
+            raise InvalidProblemError(f"{parts}, since {self._bound}. {ONE_TENSOR}")
         raise InvalidProblemError(f"{parts}: blocks, and what has parameters around them")
 
     def stage(self, first: int, end: int) -> ModelDescription:
@@ -91,7 +95,40 @@ class Chain:
                 else self.links[end].boundary_bytes_per_sample
             ),
             blocks_changing_inputs=tuple(n for n in d.blocks_changing_inputs if n in blocks),
+            begins=(),
         )
+
+
+ONE_TENSOR = (
+    "A stage gets its first module's first tensor from the one before, and computes the rest from the model's inputs: let "
+    "forward pass everything through that tensor, or do what it does around modules in one module (a residual "
+    "x + layer(norm(x)))"
+)
+
+
+def why_no_beginning(d: ModelDescription, module: str) -> str:
+    """Why no stage can begin at the module, with its name; "" if one can, or if nothing is known."""
+    return _why({b.module: b.why_not for b in d.begins}, module) if d.begins else ""
+
+
+def _why(known: Mapping[str, str], module: str) -> str:
+    why = known.get(module, "forward does not call it by itself")
+    return f"no stage can begin at {module!r}: {why}" if why else ""
+
+
+def _with_beginnings(d: ModelDescription, links: Sequence[Link]) -> tuple[tuple[Link, ...], str]:
+    """The links, those where no stage can begin joined to the one before; and why, of the first."""
+    joined, first = list(links[:1]), ""
+    known = {b.module: b.why_not for b in d.begins}
+    for link in links[1:] if known else ():
+        if why := _why(known, link.name):
+            first = first or why
+            before = joined.pop()
+            members = tuple(sorted((*before.operators, *link.operators)))
+            joined.append(dataclasses.replace(before, operators=members))
+        else:
+            joined.append(link)
+    return (tuple(joined) if known else tuple(links)), first
 
 
 def for_stages(d: ModelDescription) -> ModelDescription:

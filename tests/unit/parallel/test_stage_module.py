@@ -90,7 +90,9 @@ def stages_of(model: nn.Module, entry: str) -> list[tuple[nn.Module, Passing]]:
             return {int(id(p) in later) for p in module.parameters()} or ({0} if at == "pool" else set())
 
         owners: Any = SimpleNamespace(
-            of_parameter=lambda p, later=later: int(id(p) in later), of_module=of_module
+            of_parameter=lambda p, later=later: int(id(p) in later),
+            of_module=of_module,
+            runs=lambda at: False,
         )
         stages.append((part, cut_to_stage(part, owners, stage, ["stem", entry])))
     return stages
@@ -180,8 +182,9 @@ def test_modules_of_other_stages_return_what_they_do_in_shape() -> None:
     assert shapes.of("other", (given,), {}) is shapes.of("pair", (given,), {})  # they are alike
     for name, arguments in (("asking", (given,)), ("pair", (object(),))):  # asks for values, gets an object
         assert passing.nothing(name, name, arguments, {}).shape == (3, WIDTH)
-    passing.captured = given  # behind the stage nothing larger
-    assert passing.nothing("pair", "pair", (given,), {}).shape == (3, WIDTH)
+    passing.captured = given  # behind the stage nothing larger, in the same structure
+    y, more = passing.nothing("pair", "pair", (given,), {})
+    assert y.shape == (3, WIDTH) and more["sum"].shape == (3,)
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import osdp
-from osdp.description.model_description import Buffers, Kernel, Parameter, Read
+from osdp.description.model_description import Begin, Buffers, Kernel, Parameter, Read
 from osdp.hardware.hardware import (
     Collective,
     DeviceMemory,
@@ -85,6 +85,9 @@ NOTHING = {
         "description.operators[].reads[].parameter",
         "description.operators[].reads[].module",
         "description.operators[].reads[].after",
+        "description.operators[].of_inputs",
+        "description.begins[].module",
+        "description.begins[].why_not",
     ),
     "for a person; what is counted follows from the shapes": ("description.operators[].parameter_bytes",),
     OF_A_PIPELINE: ("hardware.fewer_ranks_speedup[]",),
@@ -282,6 +285,7 @@ def plans() -> dict[str, Plan]:
         operators=(*rich.operators[:-1], priced),
         blocks_changing_inputs=("h.7",),
         buffers=(Buffers(("h.0.attn", "h.1.attn"), 100),),
+        begins=(Begin("h.0", ""),),
         kernels=(kernels, kernels[2:]),
     )
     least = least_memory(rich, hardware)

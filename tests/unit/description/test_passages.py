@@ -207,3 +207,16 @@ def test_where_a_stage_may_begin(kind: type[Net], possible: list[str], why: str)
     names = [b.module for b in found if b.module in ALL or b.module.startswith("blocks")]
     assert [b.module for b in found if not b.why_not and b.module in names] == possible
     assert not why or any(why in b.why_not for b in found)
+
+
+class OnValues(Net):
+    def between(self, x: Tensor, tokens: Tensor) -> Tensor:
+        return super().between(x, tokens) if x.abs().sum().item() > 0 else x
+
+
+def test_a_forward_that_depends_on_values() -> None:
+    """It is traced on real tensors, after an attempt without."""
+    tokens = torch.randint(0, WORDS, (2, LENGTH))
+    found, usual = osdp.describe(OnValues(), tokens), osdp.describe(Net(), tokens)
+    assert found.begins == usual.begins
+    assert found.output_bytes_per_sample == usual.output_bytes_per_sample > 0

@@ -77,6 +77,7 @@ class Passages:
         self._unlike: dict[str, str] = {}  # modules of which nobody else can tell what they return
         self._held_apart: set[str] = set()  # modules to whose buffers a part of the model is written
         self._output: int | None = None
+        self._with_gradients = False
 
     def begins(self) -> Iterator[tuple[str, str]]:
         """Modules that forward called outside of others' blocks, in order, with why no stage can begin there, or ""."""
@@ -112,6 +113,8 @@ class Passages:
             return
         for block in self._homes.get(module, ()):
             self._why[block] = f"forward calls {name!r}, a part of it, outside of it"
+        if not name:
+            self._with_gradients = torch.is_grad_enabled()
         named = [*((str(i), a) for i, a in enumerate(args)), *kwargs.items()]
         first = next(((key, a) for key, a in named if isinstance(a, Tensor)), None)
         others = {key: self._lacks(a) for key, a in named if first is None or key != first[0]}
@@ -137,7 +140,11 @@ class Passages:
     ) -> None:
         if name in self._why:
             return
-        if first is None:
+        if self._with_gradients and not torch.is_grad_enabled():
+            self._why[name] = (
+                "it is called without gradients (no_grad, or a checkpoint with use_reentrant=True)"
+            )
+        elif first is None:
             self._why[name] = "it is called without a tensor"
         elif not first[1].is_floating_point():
             self._why[name] = f"its first tensor has the dtype {first[1].dtype}, which has no gradient"

@@ -54,6 +54,7 @@ class StageForward:
                 f"the model is stage {passing.stage} of a pipeline, whose forward its schedule calls on all ranks: "
                 "pipeline.step trains, pipeline.evaluate computes losses and outputs without gradients"
             )
+        passing.with_gradients = torch.is_grad_enabled()
         if not self._first:
             (passing.received,) = args
             given = [k for k in kwargs if k.startswith(INPUT)]
@@ -139,6 +140,12 @@ def _enter(passing: Passing) -> Callable[..., Any]:
             if not (kwargs[at] if at in kwargs else args[int(at)]).isnan().all():
                 return None  # its second call, after a first one that is not recomputed
         else:
+            if passing.with_gradients and what.requires_grad and not torch.is_grad_enabled():
+                raise ShardingError(
+                    f"stage {passing.stage} of the pipeline begins with a module that forward calls without gradients "
+                    "(torch.no_grad, or a checkpoint with use_reentrant=True), so the stages before it would get none: "
+                    "use_reentrant=False"
+                )
             passing.begun = True
             if passing.looks:
                 passing.entered = Crossing.of(args, kwargs, at)

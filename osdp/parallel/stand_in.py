@@ -32,6 +32,7 @@ class Passing:
         self.left: Crossing | None = None
         self.in_schedule = True  # false where a script itself calls the stage's forward
         self.begun = stage == 0  # whether the stage's first module has been called
+        self.with_gradients = False  # of the forward that runs
         # Of the micro-batch whose backward runs, what was received, or is passed on by the first stage:
         # Note [Recomputed stages].
         self.recomputes: Tensor | None = None

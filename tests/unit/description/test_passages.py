@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import osdp
 
@@ -176,6 +177,13 @@ class Counted(Averaged):
         return Net.between(self, x, tokens)
 
 
+class Reentrant(Net):
+    def between(self, x: Tensor, tokens: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=True)
+        return x
+
+
 def blocks(*numbers: int) -> list[str]:
     return [f"blocks.{n}" for n in numbers]
 
@@ -199,6 +207,7 @@ ALL = ["blocks.0", "blocks.1", "blocks.2", "blocks.3", "blocks.4", "blocks.5", "
         (Shared, [*blocks(0), "norm", "head"], "in another way"),
         (Averaged, [], "a buffer of 'the model'"),
         (Counted, ALL, ""),
+        (Reentrant, ["norm", "head"], "use_reentrant=True"),
     ],
 )
 def test_where_a_stage_may_begin(kind: type[Net], possible: list[str], why: str) -> None:

@@ -1,10 +1,14 @@
-"""A model cut to a stage keeps its lists of modules, through which forward goes."""
+"""A model cut to a stage keeps its lists of modules, through which forward goes, and begins where gradients pass."""
 
 from types import SimpleNamespace
 from typing import Any
 
-from torch import nn
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+import osdp
 from osdp.parallel.stage_module import StandIn, cut_to_stage
 
 
@@ -19,3 +23,29 @@ def test_a_list_whose_modules_are_all_of_another_stage() -> None:
     cut_to_stage(model, owners, 1, ["blocks.0", "head"])
     assert [type(block) for block in model.blocks] == [StandIn, StandIn]
     assert isinstance(model.head, nn.Linear)
+
+
+class Reentrant(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Any:
+        return checkpoint(self.head, self.stem(x), use_reentrant=True)
+
+
+def test_a_stage_that_begins_within_a_reentrant_checkpoint() -> None:
+    model: Any = Reentrant()
+    owners: Any = SimpleNamespace(
+        of_module=lambda module, at: {int(at == "head")},
+        of_parameter=lambda parameter: int(any(parameter is p for p in head)),
+        runs=lambda at: False,
+    )
+    head = list(model.head.parameters())
+    passing = cut_to_stage(model, owners, 1, ["stem", "head"])
+    x = torch.zeros(1, 2)
+    with torch.no_grad():
+        assert model(x, osdp_input_0=x).shape == (1, 2)  # an evaluation
+    with pytest.raises(osdp.ShardingError, match="use_reentrant=False"):
+        model(x.requires_grad_(), osdp_input_0=x)
+    assert passing.received is None

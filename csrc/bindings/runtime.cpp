@@ -366,7 +366,6 @@ void bind_runtime(py::module_& m) {
       "Raises ShardingError if torch.autograd.grad of these would be this rank's own gradients: see Note "
       "[Gradients that are asked for].");
   m.def("memory_meter_install", &rt::memory_meter_install);
-  m.def("memory_meter_installed", &rt::memory_meter_installed);
   m.def("memory_live_bytes", &rt::memory_live_bytes);
   m.def("memory_peak_bytes", &rt::memory_peak_bytes);
   m.def("memory_reset_peak", &rt::memory_reset_peak);

@@ -183,12 +183,12 @@ class FullyShardedDataParallel(WrapperHooks):
 
     def local_state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """This rank's rows, under the unwrapped names; see osdp/fsdp/rank_files.py."""
-        with state_dict_types.shown_as(self, "local"):
+        with state_dict_types.shown_as_rows(self):
             return self.module.state_dict(*args, **kwargs)
 
     def load_local_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Load the result of `local_state_dict` of this rank."""
-        with state_dict_types.shown_as(self, "local"):
+        with state_dict_types.shown_as_rows(self):
             return self.load_state_dict(*args, **kwargs)
 
     def apply(self, fn: Callable[[nn.Module], None]) -> FullyShardedDataParallel:

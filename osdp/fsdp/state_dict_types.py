@@ -82,11 +82,11 @@ def state_dict_type(
 
 
 @contextmanager
-def shown_as(module: nn.Module, kind: str) -> Iterator[None]:
-    """Context in which state_dict() and load_state_dict() use that kind of tensors (see StateDictForm)."""
+def shown_as_rows(module: nn.Module) -> Iterator[None]:
+    """Context in which state_dict() and load_state_dict() use this rank's bare rows."""
     before = [(sharded, sharded.form) for _, sharded in sharded_in(module)]
     for sharded, _ in before:
-        sharded.form = StateDictForm(kind)
+        sharded.form = StateDictForm("local")
     try:
         yield
     finally:

@@ -191,13 +191,7 @@ class Sharded:
 
     def is_whole(self, name: str) -> bool:
         """Whether this rank holds the full parameter."""
-        layout = self.layout(name)
-        return self.is_replicated(name) and not (layout is not None and layout.divided)
-
-    def is_replicated(self, name: str) -> bool:
-        """Whether all ranks of `group` hold the same."""
-        pieces = self.pieces(name)
-        return len(pieces) == 1 and pieces[0].replicated
+        return not self.tree.is_sharded(self.tree.known[self.index[name]])
 
     def gather_whole(self, name: str, local: Tensor) -> Tensor:
         """The full tensor of which `local` is this rank's part: the parameter, its gradient, optimizer state. Collective."""

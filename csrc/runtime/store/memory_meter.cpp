@@ -44,8 +44,6 @@ class MeteredAllocator final : public c10::Allocator {
   }
 };
 
-std::atomic<bool> installed{false};
-
 }  // namespace
 
 void memory_meter_install() {
@@ -54,11 +52,9 @@ void memory_meter_install() {
     // Lives as long as the process: tensors hold its deleter to the very end.
     static auto* allocator = new MeteredAllocator();
     c10::SetAllocator(c10::DeviceType::CPU, allocator, std::numeric_limits<uint8_t>::max());
-    installed = true;
   });
 }
 
-bool memory_meter_installed() { return installed; }
 size_t memory_live_bytes() { return live_bytes; }
 size_t memory_peak_bytes() { return peak_bytes; }
 void memory_reset_peak() { peak_bytes = live_bytes.load(); }

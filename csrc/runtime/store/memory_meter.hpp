@@ -8,9 +8,8 @@
 namespace osdp::runtime {
 
 void memory_meter_install();  // once; later calls do nothing
-bool memory_meter_installed();
-size_t memory_live_bytes();  // 0 before it is installed
-size_t memory_peak_bytes();  // maximum since the last reset
+size_t memory_live_bytes();   // 0 before it is installed
+size_t memory_peak_bytes();   // maximum since the last reset
 void memory_reset_peak();
 
 }  // namespace osdp::runtime

@@ -278,7 +278,7 @@ def _assemble(
         operators.append(
             Operator(
                 name=name,
-                kind=type(owners.modules[name]).__name__,
+                kind=_kind(owners.modules[name]),
                 parameters=tuple(_parameter(owners, p) for p in parameters),
                 gather_at=gather_at,
                 traced=traced,
@@ -474,6 +474,11 @@ def _at_several_places(reads: list[Read], blocks: list[str], gather_at: tuple[st
         if len(before) > 1 or not any(is_in(module, place) for place in gather_at):
             return True
     return False
+
+
+def _kind(module: nn.Module) -> str:
+    """Torch's tensor parallelism divides a subclass of nn.Embedding as one."""
+    return "Embedding" if isinstance(module, nn.Embedding) else type(module).__name__
 
 
 def _look_ups(owners: Ownership, gather_at: tuple[str, ...]) -> tuple[str, ...]:

@@ -67,7 +67,7 @@ class Operator:
     """
 
     name: str
-    kind: str  # the owner's class name: "Linear", "LayerNorm", ...
+    kind: str  # the owner's class name: "Linear", "LayerNorm", ...; "Embedding" for subclasses of it, too
     parameters: tuple[Parameter, ...]
     gather_at: tuple[str, ...]  # modules whose calls gather these parameters, in order; see `describe`
     traced: bool  # False: no call used them in the traced run; gather_at is then the nearest callable parent

@@ -154,7 +154,8 @@ def _enter(passing: Passing) -> Callable[..., Any]:
             return args, {**kwargs, at: received}
         return (*args[: int(at)], received, *args[int(at) + 1 :]), kwargs
 
-    return enter
+    disable: Any = torch.compiler.disable  # it runs within calls that may be compiled
+    return disable(enter)  # type: ignore[no-any-return]
 
 
 class _Received(torch.autograd.Function):

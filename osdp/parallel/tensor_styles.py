@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Replicate
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 
 from osdp.description.model_description import ModelDescription
-from osdp.errors import InvalidProblemError
+from osdp.errors import InvalidProblemError, ShardingError
 from osdp.planning.degrees.styles import matching, plan_of, styles_of
 
 
@@ -63,10 +68,28 @@ def parallelize_stage(
         found = styles_of(description, plan)
         styles = {name: _style(s, modules[name]) for name, s in found.items() if name in modules}
     parallelize_module(model, mesh, styles)
+    for name, style in styles.items():
+        (layout,) = getattr(style, "output_layouts", None) or (None,)
+        if isinstance(style, RowwiseParallel) and isinstance(layout, Shard):
+            modules[name].register_forward_hook(_divided(name, layout.dim, mesh.size()), prepend=True)
     divided = (
         n for n, s in styles.items() if isinstance(s, ColwiseParallel) and s.output_layouts != (Replicate(),)
     )
     return {name: modules[name] for name in divided}
+
+
+def _divided(name: str, dimension: int, ranks: int) -> Callable[..., None]:
+    """Before torch divides the output, into unequal parts if it has to, which the next module takes for equal ones: ranks
+    then exchange other sizes, which ends their processes."""
+
+    def check(module: nn.Module, args: Any, output: Any) -> None:
+        if isinstance(output, DTensor) and output.shape[dimension] % ranks:
+            raise ShardingError(
+                f"the output of {name!r}, {tuple(output.shape)}, is divided along dimension {dimension} over {ranks} ranks "
+                f"of tensor parallelism (sequence parallelism), which do not divide it: pad sequences to a multiple"
+            )
+
+    return check
 
 
 def _style(style: str, module: nn.Module) -> Any:
@@ -74,6 +97,9 @@ def _style(style: str, module: nn.Module) -> Any:
         return ColwiseParallel()
     if style == "colwise_gathered":
         return ColwiseParallel(output_layouts=Replicate())
-    if isinstance(module, nn.Embedding):
+    if style == "on_parts":
+        # Of whatever dimension but the last a rank has a part: gradients of weights are sums over ranks.
+        return SequenceParallel(sequence_dim=0, use_local_output=True)
+    if isinstance(module, nn.Embedding) or style == "rowwise_split_input":
         return RowwiseParallel(input_layouts=Replicate())
     return RowwiseParallel()

@@ -329,6 +329,24 @@ def test_a_part_of_a_gradient_is_noticed(ranks):
     ranks(of_parts, world=4)
 
 
+def of_other_lengths(me: Member) -> None:
+    model = Sequences().double()
+    model.scale = None
+    plan = me.once(lambda: plan_for(model, 2, 1, me.world, tp_plan=IN_SEQUENCES))
+    pipe = osdp.parallelize(model, plan, loss_of, tp_plan=IN_SEQUENCES)
+    inputs = batch(Gpt, 0)[0][: SAMPLES // plan.data_parallel]
+    pipe.step(inputs, target=inputs)
+    odd = inputs[:, :5]
+    with pytest.raises(
+        osdp.ShardingError, match=r"'token', \(1, 5, 8\), .* dimension 1 over 2 ranks .* multiple"
+    ):
+        pipe.step(odd, target=odd)
+
+
+def test_sequences_that_ranks_do_not_divide(ranks):
+    ranks(of_other_lengths, world=4)
+
+
 def over_the_mesh(me: Member) -> None:
     """The loss of logits that ranks have a part of, each of the words."""
     styles = {**IN_SEQUENCES, "head": ColwiseParallel(input_layouts=Shard(1), use_local_output=False)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from harness import Member
-from support.pair import close
+from support.pair import close, naming
 from test_parallelize import SAMPLES, Block, Net, batch, loss_of, plan_for
 from torch import Tensor, nn
 
@@ -51,3 +51,61 @@ def trains(me: Member) -> None:
 
 def test_sequences_of_other_lengths_and_buffers(ranks):
     ranks(trains, world=4)
+
+
+class Turned(Block):
+    def forward(self, x: Tensor, bias: Tensor | None = None, turn: tuple[Tensor, ...] = ()) -> Tensor:
+        return super().forward(x * turn[0] + turn[1], bias)
+
+
+class Turning(Net):
+    """Blocks get a tuple of tensors, as rotations of positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Turned() for _ in self.blocks)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x, place = self.embedded(tokens), torch.arange(tokens.shape[1]).double()[:, None]
+        turn = torch.cos(place), torch.sin(place)
+        for block in self.blocks:
+            x = block(x, turn=turn)
+        return self.head(self.norm(x))
+
+
+def compiled(me: Member) -> None:
+    """torch.compile of each block, before the model is divided or after."""
+    for before in (True, False):
+        with naming(f"{before=}"):
+            torch.manual_seed(0)
+            model, whole = Turning().double(), Turning().double()
+            whole.load_state_dict(model.state_dict())
+            plan = me.once(lambda m=model: plan_for(m, 1, 2, me.world, batch_size=2))
+            if before:
+                compile_blocks(model)
+            pipe = osdp.parallelize(model, plan, loss_of)
+            if not before:
+                compile_blocks(model)
+            replica = pipe.mesh["dp"].get_local_rank()
+            for step in range(2):
+                tokens, targets = batch(step)
+                mine = slice(replica * SAMPLES // 2, (replica + 1) * SAMPLES // 2)
+                found = pipe.step(tokens[mine], target=targets[mine])
+                wanted = loss_of(whole(tokens), targets)
+                torch.testing.assert_close(found.double(), wanted.detach(), rtol=1e-6, atol=0)
+                wanted.backward()
+                for each in (pipe.module, whole):
+                    torch.optim.SGD(each.parameters(), lr=0.5).step(), each.zero_grad()
+            all_of_it = whole.state_dict()
+            for name, value in pipe.module.state_dict().items():
+                close(value, all_of_it[name], 1e-9, name)
+
+
+def compile_blocks(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, Turned):
+            module.compile(backend="aot_eager")
+
+
+def test_compiled_blocks(ranks):
+    ranks(compiled, world=4)

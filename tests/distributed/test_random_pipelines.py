@@ -12,7 +12,7 @@ import torch
 from harness import Member
 from support import plans
 from support.pair import naming
-from test_parallelize import LENGTH, WIDTH, WORDS, Block
+from test_parallelize import LENGTH, STYLES, WIDTH, WORDS, Block
 from test_pipeline_parameters import trains
 from torch import Tensor, nn
 
@@ -85,8 +85,14 @@ def program(me: Member, first: int) -> None:
         dice = random.Random(seed)
         names = [name for name, _ in RandomStages(seed).named_parameters()]
         frozen = tuple(n for n in names if n != "head.weight" and dice.random() < dice.choice((0, 0.3)))
-        degrees = dice.choice(((1, 2), (2, 2), (1, 4)))
-        asked: dict[str, Any] = {"schedule": dice.choice(("gpipe", "1f1b"))}
+        degrees = dice.choice(((1, 2), (2, 2), (1, 4), (2, 1), (4, 1)))
+        asked: dict[str, Any] = {
+            "schedule": dice.choice(("gpipe", "1f1b")),
+            "batch_size": dice.choice((1, 2)),
+        }
+        if degrees[0] > 1:
+            asked["tp_plan"] = {**STYLES, "head": "colwise_gather_output"}
+            asked["tp_plan"] |= dice.choice(({}, {"token": "rowwise"}, {"token": "colwise_gather_output"}))
         of_stage = None
         if (chosen := dice.randrange(4)) > 1:
             of_stage = functools.partial(mixed, seed=chosen)
@@ -96,7 +102,9 @@ def program(me: Member, first: int) -> None:
 
 
 def mixed(description: osdp.ModelDescription, seed: int) -> osdp.Plan:
-    return plans.mixture(description, seed)
+    """Of one of the two seeds also recomputed."""
+    plan = plans.mixture(description, seed)
+    return plans.recomputed(plan, "regather") if seed == 3 and description.blocks else plan
 
 
 def test_pipelines(ranks):

@@ -76,7 +76,7 @@ def searched_degrees(
         if tp_plan is None:
             plan = without_tied(plan, problem.description)
         styles = styles_of(problem.description, plan)
-        if t is not None and not any(s.startswith("colwise") or s == "rowwise" for s in styles.values()):
+        if t is not None and not any(s.startswith(("colwise", "rowwise")) for s in styles.values()):
             raise InvalidProblemError(
                 f"tensor_parallel={t} needs tp_plan=, torch's styles by module name ({{'*.up': ColwiseParallel(), ...}}), "
                 "or a model of transformers that has its own: no operator would be shared"

@@ -56,17 +56,19 @@ def collectives_of(
     reads: tuple[str, int] | None = None  # the module around the last column-wise linear, and its inputs
     for o in description.operators:
         style = styles.get(o.name, "")
-        if not o.parameters or not style or style == "sequence":
+        if not o.parameters or style in ("", "sequence", "on_parts"):
             continue
         rows, width = (rows_of(o) or most_rows) * batch, widths[o.name]
         outputs, inputs = features(o)
         forward = backward = 0.0
-        if style == "rowwise":
+        if style.startswith("rowwise"):
             if sequence:
                 forward = seconds("reduce_scatter", rows * outputs * width)
                 backward = seconds("all_gather", rows * outputs * width)
             else:
                 forward = seconds("all_reduce", rows * outputs * width)
+                if style == "rowwise_split_input":
+                    backward = seconds("all_gather", rows * inputs * width)
         elif o.kind != "Embedding":
             around = (o.name.rpartition(".")[0], inputs)
             if reads != around:

@@ -61,10 +61,11 @@ class LocalOperators:
         if o.parameters and style.startswith("colwise"):
             part = self._shared(o, 1 if o.kind == "Embedding" else 0)
             return self._scaled(part, inputs=1, outputs=self.ranks, style=style)
-        if o.parameters and style == "rowwise":
+        if o.parameters and style.startswith("rowwise"):
             part = self._shared(o, 0 if o.kind == "Embedding" else 1)
             return self._scaled(part, inputs=self.ranks, outputs=1, style=style)
-        share = self.ranks if self.sequence or (not o.parameters and self._on_parts(o)) else 1
+        on_parts = style == "on_parts" if o.parameters else self._on_parts(o)
+        share = self.ranks if self.sequence or on_parts else 1
         return self._scaled(o, inputs=share, outputs=share, style="")
 
     def _check_groups(self, o: Operator) -> None:
@@ -117,7 +118,7 @@ class LocalOperators:
             own = [x for x in self.description.operators if x.parameters and is_in(x.name, inside)]
             if own:
                 break
-        shared = [x for x in own if self.styles.get(x.name, "") in ("colwise", "rowwise")]
+        shared = [x for x in own if self.styles.get(x.name, "") in ("colwise", "rowwise", "on_parts")]
         if own and len(shared) == len(own):
             return True
         if any(is_in(b.name, o.name) and b.name != o.name for b in self.description.blocks):

@@ -15,9 +15,10 @@ from osdp.description.model_description import ModelDescription
 from osdp.errors import InvalidProblemError
 
 # What is kept of a style. "colwise": a weight's outputs are shared, and so is its result; "colwise_gathered": the result is
-# gathered; "rowwise": its inputs, so that results are summed up; "sequence": of whole weights, ranks have a part of the
-# sequence each; "module": of a module's inputs and outputs alone.
-STYLES = ("colwise", "colwise_gathered", "rowwise", "sequence", "module")
+# gathered; "rowwise": its inputs, so that results are summed up; "rowwise_split_input": of which every rank has all;
+# "sequence": of whole weights, ranks have a part of the sequence each; "on_parts": they have a part of what a column-wise
+# linear made (a norm of each head); "module": of a module's inputs and outputs alone.
+STYLES = ("colwise", "colwise_gathered", "rowwise", "rowwise_split_input", "sequence", "on_parts", "module")
 _STRINGS = {
     "colwise": "colwise",
     "local_colwise": "colwise",
@@ -27,7 +28,8 @@ _STRINGS = {
     "rowwise": "rowwise",
     "local_rowwise": "rowwise",
     "rowwise_rep": "rowwise",
-    "rowwise_split_input": "rowwise",
+    "rowwise_split_input": "rowwise_split_input",
+    "replicated_with_grad_allreduce": "on_parts",
     "embedding_rowwise": "rowwise",
     "sequence": "sequence",
     "sequence_parallel": "sequence",

@@ -47,6 +47,20 @@ def test_a_model_of_transformers_has_its_own_plan() -> None:
     assert plan_of(None, SimpleNamespace()) == {}
 
 
+def test_styles_that_models_of_transformers_have_beside_torchs() -> None:
+    """Inputs that every rank has whole, whose gradients are gathered, and norms of what a column-wise linear made."""
+    given = {"h.*.attn.proj": "rowwise_split_input", "h.*.ln_1": "replicated_with_grad_allreduce"}
+    plans = [{**STYLES, **more} for more in ({}, given)]
+    styles = [styles_of(MODEL, plan_of(plan)) for plan in plans]
+    plain, local = ({o.name: o for o in LocalOperators(MODEL, s, 2).local.operators} for s in styles)
+    assert local["h.0.attn.proj"] == plain["h.0.attn.proj"]
+    assert [p.shape for p in local["h.0.ln_1"].parameters] == [p.shape for p in plain["h.0.ln_1"].parameters]
+    assert local["h.0.ln_1"].saved_bytes_per_sample == -(-plain["h.0.ln_1"].saved_bytes_per_sample // 2) > 0
+    of_plain, of_given = (collectives_of(MODEL, s, machine(2), 2, 4, "fp32") for s in styles)
+    assert of_given["h.0.attn.proj"].backward_s > of_plain["h.0.attn.proj"].backward_s == 0
+    assert "h.0.ln_1" not in of_given
+
+
 def test_styles_of_a_tied_weight_are_refused_and_left_out_of_a_models_own_plan() -> None:
     """torch's parallelize_module makes two parameters of it."""
     table, *others, head = MODEL.operators

@@ -3,8 +3,9 @@
 torch's ColwiseParallel gives each rank consecutive rows of the weight. Where forward cuts the output in parts (`chunk(3)` of
 a fused projection of queries, keys and values), a rank's part is not a part of each of them. Where it views the output in
 groups (heads), a rank has fewer, of the same size: `view(b, t, -1, size)` is right, and `view(b, t, heads, -1)` makes as
-many smaller ones. Both are other numbers, and nothing in shapes tells, so the first step looks at the calls beside what the
-description found in one process (osdp/description/output_uses.py).
+many smaller ones, and `view(b, -1, heads, size)` heads of several places of the sequence. All are other numbers, and nothing
+in shapes tells, so the first step looks at the calls beside what the description found in one process
+(osdp/description/output_uses.py).
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class SplitOutputs(TorchFunctionMode):
         self.cut: set[str] = set()
         self.grouped: set[str] = set()
         self._groups = groups
+        self._outputs = {name: m.out_features for name, m in modules.items() if isinstance(m, nn.Linear)}
         self._hooks = [m.register_forward_hook(_marking(name)) for name, m in modules.items()]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -53,7 +55,12 @@ class SplitOutputs(TorchFunctionMode):
             return
         if cuts and first.shape[-1] != given.shape[-1]:
             self.cut.add(name)
-        if not cuts and self._groups.get(name) and groups_of(given.shape, first.shape) == self._groups[name]:
+        groups = self._groups.get(name, 0)
+        if cuts or not groups:
+            return
+        whole = (groups, self._outputs[name] // groups)
+        of_all = first.dim() > 2 and first.shape[-2:] == whole and first.shape[:-1] != given.shape[:-1]
+        if of_all or groups_of(given.shape, first.shape) == groups:
             self.grouped.add(name)
 
     def close(self) -> None:

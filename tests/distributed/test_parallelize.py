@@ -338,10 +338,11 @@ def crossings(me: Member) -> None:
         pipe.step(tokens, target=targets)
     with pytest.raises(osdp.InvalidProblemError, match="tensor_parallel=4"):
         plan_for(Of(Headed), 4, 1, me.world)
-    headed = Of(Headed)
-    pipe = osdp.parallelize(headed, me.once(lambda: plan_for(headed, 2, 1, me.world)), loss_of)
-    with pytest.raises(osdp.ShardingError, match=r"'blocks.0.up'"):
-        pipe.step(tokens[:4], target=targets[:4])
+    for block in (Headed, OfTwoPlaces):
+        headed = Of(block)
+        pipe = osdp.parallelize(headed, me.once(lambda m=headed: plan_for(m, 2, 1, me.world)), loss_of)
+        with pytest.raises(osdp.ShardingError, match=r"'blocks.0.up'.* in as many groups"):
+            pipe.step(tokens[:4], target=targets[:4])
     pipe = osdp.parallelize(net(), me.once(lambda: plan_for(net(), 1, 2, me.world)), loss_of)
     with pytest.raises(osdp.InvalidProblemError, match=r"4 samples a step.*with 6"):
         pipe.step(tokens[:6], target=targets[:6])
@@ -383,6 +384,14 @@ class Headed(Block):
     def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         heads = self.up(self.norm(x)).unflatten(-1, (2, -1))
         return x + self.down((heads - heads.mean(-1, keepdim=True)).flatten(-2))
+
+
+class OfTwoPlaces(Headed):
+    """OPT's view, in which a rank's heads are those of two places of the sequence."""
+
+    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        heads = self.up(self.norm(x)).view(len(x), -1, 2, INNER // 2)
+        return x + self.down((heads - heads.mean(-1, keepdim=True)).reshape(*x.shape[:2], -1))
 
 
 class Of(Net):

@@ -86,7 +86,7 @@ def _style(pattern: str, style: Any) -> str:
 def styles_of(description: ModelDescription, plan: Mapping[str, str]) -> dict[str, str]:
     """Operator -> its style; the first pattern that matches counts.
 
-    Raises InvalidProblemError for a pattern that names no module, and for a module with a tied weight.
+    Raises InvalidProblemError for a pattern that names no module, for a module with a tied weight, and for a convolution.
     """
     modules: dict[str, None] = {}
     for o in description.operators:
@@ -101,6 +101,12 @@ def styles_of(description: ModelDescription, plan: Mapping[str, str]) -> dict[st
         for name in matches:
             styles.setdefault(name, style)
     owned = {o.name for o in description.operators}
+    for o in description.operators:
+        if (o.transposed or o.kernel_places) and styles.get(o.name, "").startswith(("colwise", "rowwise")):
+            raise InvalidProblemError(
+                f"tp_plan gives {o.name!r}, a {o.kind}, the style {styles[o.name]!r}: torch's styles divide nn.Linear and "
+                "nn.Embedding alone. Leave it out of tp_plan, or make it an nn.Linear"
+            )
     tied = tied_modules(description)
     for name, style in styles.items():
         if name in tied and style != "module":

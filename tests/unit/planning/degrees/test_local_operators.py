@@ -76,6 +76,14 @@ def test_styles_of_a_tied_weight_are_refused_and_left_out_of_a_models_own_plan()
     }
 
 
+def test_styles_that_torch_has_no_products_for_are_refused() -> None:
+    changed = [
+        dataclasses.replace(o, kind="Conv1D", transposed=o.name == "h.1.mlp.fc") for o in MODEL.operators
+    ]
+    with pytest.raises(osdp.InvalidProblemError, match=r"gives 'h.1.mlp.fc', a Conv1D, the style 'colwise'"):
+        styles_of(dataclasses.replace(MODEL, operators=tuple(changed)), STYLES)
+
+
 @pytest.mark.parametrize(
     ("plan", "said"),
     [

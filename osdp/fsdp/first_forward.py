@@ -147,6 +147,8 @@ def _before_call(model: nn.Module, method: str | None, args: Any, kwargs: Any) -
     other calls change nothing."""
     if not (model.training and torch.is_grad_enabled()) or torch._C._current_graph_task_id() != -1:
         return  # within a backward it is recomputed
+    if torch._C._are_functorch_transforms_active():
+        return  # parameters cannot be exchanged there
     sharded = sharded_of(model)
     if sharded is None or sharded.in_use:
         return  # None: a part that is read for the plan of the model around it

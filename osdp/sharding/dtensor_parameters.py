@@ -82,13 +82,20 @@ class DTensorParameter(nn.Parameter):
         if name in ("__get__", "__set__"):
             name += func.__self__.__name__
         own = name.removeprefix("__get__").removeprefix("__set__") in _OWN or func is torch.autograd.grad
-        if _depth or own or _within_osdp():
+        if _depth or own or _sees_rows():
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         if name == "__get__grad":
             return _gradient(args[0])
         if name in ("__set__grad", "__set__data"):
             return _assign(func, *args)
+        if (
+            func is torch.autograd.backward
+        ):  # of `inputs`, whose gradients are the parameters' own; hooks find DTensors
+            return func(
+                *tree_map(_shown, args),
+                **(kwargs | {"inputs": tuple(map(_edge, kwargs["inputs"] or ())) or None}),
+            )
         given = tree_map(_shown, args)
         with torch._C.DisableTorchFunctionSubclass():  # for those that show their full value
             result = func(*given, **tree_map(_shown, kwargs))
@@ -97,20 +104,20 @@ class DTensorParameter(nn.Parameter):
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:  # of isinstance
-        if _depth or _within_osdp():
+        if _depth or _sees_rows():
             return type(self)
         return DTensor if _shows_rows(self) else nn.Parameter
 
     def __getattr__(self, name: str) -> Any:
         known = hasattr(DTensor, name) or name in ("_spec", "_local_tensor")
-        if known and not _depth and not _within_osdp() and _shows_rows(self):
+        if known and not _depth and not _sees_rows() and _shows_rows(self):
             return getattr(_shown(self), name)
         raise AttributeError(f"'{type(self).__name__}' object has no attribute {name!r}")
 
 
-def _within_osdp() -> bool:
-    """Whether OSDP's code has called what calls this."""
-    return str(sys._getframe(2).f_globals.get("__name__", "")).startswith("osdp.")
+def _sees_rows() -> bool:
+    """Whether what calls this was called by OSDP, or by torch to find a parameter's own node in the graph."""
+    return str(sys._getframe(2).f_globals.get("__name__", "")).startswith(("osdp.", "torch.autograd.graph"))
 
 
 def _record(parameter: Tensor) -> _Record | None:
@@ -136,6 +143,11 @@ def _shown(value: Any) -> Any:
         if record.shown.requires_grad != value.requires_grad:
             record.shown.requires_grad_(value.requires_grad)
     return record.shown
+
+
+def _edge(value: Any) -> Any:
+    """The edge of the graph that leads to such a parameter; other values themselves."""
+    return torch.autograd.graph.get_gradient_edge(value) if type(value) is DTensorParameter else value
 
 
 def _wrapped(parameter: Tensor, name: str, wrap: Callable[[Tensor], Any]) -> tuple[Tensor, Any]:

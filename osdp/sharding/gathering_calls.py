@@ -72,9 +72,16 @@ def route_forward(
     @functools.wraps(forward)
     def routed(*args: Any, **kwargs: Any) -> Any:
         covered = cover is not None and cover.gathered and torch.compiler.is_compiling()
-        if covered or hook.begins_forward():
+        if not (covered or hook.begins_forward()):
+            return alone(*args, **kwargs)
+        try:
             return forward(*args, **kwargs)
-        return alone(*args, **kwargs)
+        except Exception:
+            raise  # torch's call of the module runs our hook
+        except BaseException:  # Ctrl-C: it does not, and the model would be in its forward for ever
+            if not covered:
+                hook.after(module, args, kwargs, None)
+            raise
 
     module.forward = not_a_frame(routed)
 

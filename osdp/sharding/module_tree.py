@@ -250,7 +250,7 @@ class Tree:
         return torch.Size(self.sharded.runtime.full_shape(self.index[id(parameter)]))
 
     def _agree(self, added: dict[str, Tensor], errors: list[str]) -> None:
-        """Raises on all ranks if they have added different tensors, or one has an error. Collective."""
+        """Raises if ranks have added different tensors, or another one has an error. Collective."""
         together = Together(self.sharded.group)
         told = json.dumps({"parameter or buffer": {n: tensor_facts(t) for n, t in added.items()}, "": errors})
         digest = hashlib.sha256(told.encode()).digest()
@@ -262,8 +262,10 @@ class Tree:
         if bool((theirs.view(together.world_size, -1) == mine).all()):
             return
         everyone = [json.loads(text) for text in together.all(told)]
+        if errors:
+            return
         for rank, facts in enumerate(everyone):
-            if facts[""] and not errors:
+            if facts[""]:
                 raise ShardingError(f"{together.name(rank)}: {facts[''][0]}")
             if difference := first_difference(
                 {**everyone[0], "": []}, {**facts, "": []}, "", together.name(0)
@@ -332,7 +334,13 @@ def _made_of_a_part(module: nn.Module, key: str) -> bool:
 
 def _unusable(new: dict[str, nn.Parameter], device: torch.device, told: bool) -> Iterator[str]:
     for name, parameter in new.items():
-        if isinstance(parameter.data, DTensor):
+        if home := next((s for _, s in sharded_models() if s.tree.is_sharded(parameter)), None):
+            yield (
+                f"{name!r} was put into the model after fully_shard, but is "
+                f"{home.name_of(home.tree.index[id(parameter)])!r} of another sharded model, of which this rank has a part: "
+                "copy its values (load_state_dict of its module's state_dict()), or choose NO_SHARD there"
+            )
+        elif isinstance(parameter.data, DTensor):
             yield (
                 f"{name!r}, a DTensor, was added after fully_shard: divide a module by parallelize_module before "
                 "fully_shard, or add a plain parameter"

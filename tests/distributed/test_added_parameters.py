@@ -339,6 +339,30 @@ def test_ranks_that_add_different_things(ranks):
     ranks(different, world=2)
 
 
+def of_another_model(me: Member) -> None:
+    """Its rows would be taken for the whole, rank 0's written over them on all ranks, and the other model's lost."""
+    for split in (False, True):
+        with naming(f"slices: {split}"):
+            plan = (lambda d: plans.in_slices(d, "out")) if split else "FULL_SHARD"
+            pair, other = (Pair(me, blocks.workload(), plan) for _ in range(2))
+            pair.train(steps=1)
+            own, pair.sharded.blocks[0] = pair.sharded.blocks[0], other.sharded.blocks[0]
+            with pytest.raises(
+                osdp.ShardingError, match=r"'blocks\.0\.norm\.weight' of another sharded model"
+            ):
+                pair.sharded(me.part(pair.data(1)[0][0]))
+            pair.sharded.blocks[0] = own
+            pair.train(steps=1)
+            other.same_parameters()
+
+
+@pytest.mark.outcome(
+    "a module of a sharded model that is put into another one after `fully_shard`", osdp.ShardingError
+)
+def test_a_module_of_another_sharded_model(ranks):
+    ranks(of_another_model, world=2)
+
+
 def buffers_of_forward(me: Member) -> None:
     """A cache is this rank's own, also where its shape is."""
     model = small(me)

@@ -264,6 +264,32 @@ def test_gradients_that_are_asked_for(ranks):
     ranks(asked_for, world=2)
 
 
+def into_some(me: Member) -> None:
+    """torch's backward with `inputs=`, and hooks of several gradients, are about parameters, not DTensors of them."""
+    model, whole, x = sharded(me), net(), batch(me, 0)
+    told: dict[bool, list[int]] = {True: [], False: []}
+    for m, given, of in ((model, me.part(x), told[True]), (whole, x, told[False])):
+        hook = torch.autograd.graph.register_multi_grad_hook(
+            list(m.parameters())[:2], lambda grads, of=of: of.append(len(grads))
+        )
+        loss = m(given).square().mean()
+        loss.backward(inputs=list(m.parameters())[:2], retain_graph=True)
+        torch.autograd.backward([loss], inputs=[next(m.parameters())])
+        hook.remove()
+    assert told[True] == told[False] != []
+    for p, q in zip(model.parameters(), whole.parameters(), strict=True):
+        assert (p.grad is None) == (q.grad is None)
+        if q.grad is not None:
+            close(p.grad.full_tensor(), q.grad, 1e-9, "gradient")
+
+
+@pytest.mark.outcome(
+    "`loss.backward(inputs=parameters)`, `register_multi_grad_hook(parameters)`, of DTensors too", "equal"
+)
+def test_gradients_of_some_parameters(ranks):
+    ranks(into_some, world=2)
+
+
 def two_meshes(me: Member) -> None:
     """Over tensor parallelism: FSDP2's layout between steps too."""
     made = []

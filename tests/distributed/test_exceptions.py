@@ -32,7 +32,10 @@ class Fragile(nn.Module):
         return self.last(x)
 
     def middle(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.inner[1](self.inner[0](x))
+        x = self.inner[0](x)
+        if self.fails == "interrupt":
+            raise KeyboardInterrupt
+        x = self.inner[1](x)
         if self.fails == "forward":
             raise Refusal("forward")
         if self.fails == "backward":
@@ -97,3 +100,31 @@ def fail_without_zero_grad(me: Member) -> None:
 
 def test_a_failed_forward_leaves_the_gradients(ranks):
     ranks(fail_without_zero_grad, world=2)
+
+
+def interrupt_and_save(me: Member) -> None:
+    """torch runs hooks that are always called after an Exception alone: Ctrl-C is none."""
+    chosen = {**{mode: mode for mode in plans.MODES}, "slices": lambda d: plans.in_slices(d, "out")}
+    for name, plan in chosen.items():
+        with naming(name):
+            pair = Pair(me, Workload(Fragile, vectors(6, 4)), plan)
+            pair.train(steps=1)
+            for interrupted in (True, False):  # in a forward, and in a user's hook within it
+                pair.sharded.fails = "interrupt" if interrupted else None
+                hook = pair.sharded.inner[1].register_forward_hook(interrupt)
+                with pytest.raises(KeyboardInterrupt):
+                    pair.sharded(me.part(pair.data(1)[0][0]))
+                pair.sharded.fails = None
+                hook.remove()
+                pair.same_parameters()  # the checkpoint that scripts save then
+                assert runtime_of(pair.sharded).gathered_bytes() == 0
+                pair.train(steps=2)
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.outcome("Ctrl-C in a forward on all ranks; saving a checkpoint then, and going on", "equal")
+def test_what_is_interrupted_can_be_saved_and_goes_on(ranks):
+    ranks(interrupt_and_save, world=2)

@@ -311,3 +311,23 @@ def made_with_states(me: Member) -> None:
 
 def test_an_optimizer_that_was_made_with_states_before_rows_moved(ranks):
     ranks(made_with_states, world=2)
+
+
+def within_a_transform(me: Member) -> None:
+    """torch.func's transforms exchange no parameters: the next forward regroups. The process ended by a signal."""
+    for wrap in (lambda m: FSDP(m, me.group), lambda m: osdp.fully_shard(m, process_group=me.group)):
+        whole, model = Layers(), wrap(Layers())
+        x = torch.randn(2 * me.world, 300, generator=torch.Generator().manual_seed(3))
+        derivatives = [
+            torch.func.jvp(m, (given,), (given,))[1] for m, given in ((whole, x), (model, me.part(x)))
+        ]
+        close(derivatives[1], me.part(derivatives[0]), 1e-5, "jvp")
+        outputs = [torch.vmap(m)(given) for m, given in ((whole, x), (model, me.part(x)))]
+        close(outputs[1], me.part(outputs[0]), 1e-5, "vmap")
+        assert places(model)["rest.0"] == ("rest",)
+        close(model(me.part(x)), me.part(outputs[0]), 1e-5, "the forward after it")
+        assert places(model)["rest.0"] == ("rest.0",)
+
+
+def test_the_first_forward_within_a_transform(ranks):
+    ranks(within_a_transform, world=2)

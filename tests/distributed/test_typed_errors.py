@@ -453,6 +453,11 @@ def second_derivatives_of_slices(me: Member) -> None:
     pair.sharded.zero_grad()
     with pytest.raises(osdp.ShardingError, match=r"computed in slices.*torch\.func"):
         torch.func.jacrev(pair.sharded)(x.detach())
+    with (
+        torch.autograd.forward_ad.dual_level(),
+        pytest.raises(osdp.ShardingError, match="computed in slices"),
+    ):
+        pair.sharded(torch.autograd.forward_ad.make_dual(x.detach(), x.detach()))
     pair.train(steps=1)
 
 

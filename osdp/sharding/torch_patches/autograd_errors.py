@@ -34,7 +34,9 @@ _SHAPES = re.compile(
 _BROADCAST = re.compile(
     r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\) at non-singleton dimension"
 )
-_SLICES = re.compile(r"osdp::split_\w+ cannot be (differentiated twice|transformed by torch\.func)")
+_SLICES = re.compile(
+    r"osdp::split_\w+ cannot be (differentiated twice|transformed by torch\.func)|jvp is not implemented for the c\+\+ API"
+)
 # C++ hooks, as ours, have no form in a graph of compiled autograd.
 _COMPILED_AUTOGRAD = re.compile("compiled_args nyi, see .Note: Compiled Autograd")
 
@@ -75,7 +77,8 @@ def typed(error: RuntimeError, runtime: _C.Runtime | None = None, module: str = 
     elif _SLICES.search(text) and (names := _in_slices(runtime)):
         message = (
             f"OSDP: {' and '.join(map(repr, names))} {'is' if len(names) == 1 else 'are'} computed in slices, which has no "
-            f"second derivatives and no torch.func transforms ({text.rstrip('.')}). Choose granularity 1 in the plan"
+            f"second derivatives, none in forward mode and no torch.func transforms ({text.rstrip('.')}). Choose "
+            "granularity 1 in the plan"
         )
     elif _COMPILED_AUTOGRAD.search(text):
         message = (

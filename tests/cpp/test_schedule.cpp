@@ -20,11 +20,7 @@ void check_known(const Model& model, const Request& request, const Schedule& bes
     CHECK(s.lower_bound_s_per_sample >= std::min(optimum, known.enough_s_per_sample) * (1 - 1e-9));
     if (part > 1 && optimum > 0) CHECK_EQ(s.step_ps * best.batch.samples(), best.step_ps * s.batch.samples());
   }
-  Known known;
-  known.useful_s_per_sample = 1.5 * optimum;
-  const Schedule near = schedule(model, request, {}, known);
-  CHECK(near.feasible && near.lower_bound_s_per_sample <= optimum * (1 + 1e-9));
-  known = {{found_of(best)}, best.lower_bound_s_per_sample};
+  const Known known{{found_of(best)}, best.lower_bound_s_per_sample};
   const Schedule same = schedule(model, request, {}, known);
   CHECK_EQ(same.step_ps * best.batch.samples(), best.step_ps * same.batch.samples());
   CHECK(same.lower_bound_s_per_sample <= optimum * (1 + 1e-9));

@@ -56,7 +56,7 @@ void BranchAndBound::go_on() {
     BranchNode top = open_.top();
     if (budget_.tell_gap) budget_.tell_gap(apart(top));
     if (useless(top)) break;
-    if (enough(top) || (best_.feasible && apart(top) <= gap())) break;
+    if (enough(top) || (best_.feasible && budget_.gap > 0 && apart(top) <= budget_.gap)) break;
     open_.pop();
     if (top.rows != rows_.size()) {
       top.box = everything(pool(top.lo.accumulation));
@@ -75,14 +75,6 @@ void BranchAndBound::go_on() {
       }
     }
   }
-}
-
-// The gap at which the search ends: larger where the best plan is so fast that no bound is of use.
-double BranchAndBound::gap() const {
-  constexpr double kPart = 0.1;
-  const double best = 1e-12 * static_cast<double>(best_.step_ps) / static_cast<double>(best_.batch.samples());
-  const double below = best > 0 ? known_.useful_s_per_sample / best - 1 : 0;
-  return budget_.gap > 0 || below > 0 ? std::max(budget_.gap, kPart * below) : -1;
 }
 
 void BranchAndBound::finish() {

@@ -73,7 +73,6 @@ class BranchAndBound {
   bool useless(const BranchNode& w) const;
   bool enough(const BranchNode& w) const { return w.bound >= enough_ps() * static_cast<double>(w.samples); }
   double enough_ps() const { return 1e12 * known_.enough_s_per_sample; }
-  double gap() const;
   bool attained() const;
   double apart(const BranchNode& w) const;
   // The bound is so close that no better plan is sought before branching.

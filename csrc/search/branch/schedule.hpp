@@ -36,8 +36,6 @@ struct Known {
   double bound_s_per_sample = 0;  // no plan is faster
   // Bounds from here on need not be sharp: the search ends there, also without a plan.
   double enough_s_per_sample = std::numeric_limits<double>::infinity();
-  // Smaller bounds are of no use: once a plan is faster than this, that plan need not be the fastest.
-  double useful_s_per_sample = 0;
 };
 
 Schedule schedule(const Model& model, const Request& request, const Budget& budget = {},

@@ -132,9 +132,8 @@ class Polisher {
       better = false;
       for (const auto& change : neighbours_.in_order()) {
         IndexedPlan next = here_.plan;
-        if (!more() || !change(next) || !may_be_faster(next, true) || !repair(next)) continue;
+        if (!more() || !change(next) || too_slow(next) || !repair(next)) continue;
         better |= take(next);
-        if (use_room(next)) better |= take(next);
       }
     }
   }
@@ -166,19 +165,9 @@ class Polisher {
   bool too_slow(const IndexedPlan& plan) {
     return faster(here_.step_ps, here_.plan.batch, evaluator_.bound_ps(plan), plan.batch);
   }
-  // Whether it may be as fast as the current plan; `room`: with all memory used that seems to be left over.
-  bool may_be_faster(const IndexedPlan& plan, bool room) {
-    if (!too_slow(plan)) return true;
-    if (!room || !may_fit(plan)) return false;
-    IndexedPlan fuller = plan;
-    fill(fuller, sum_limit_);
-    return !too_slow(fuller);
-  }
-
-  // Makes the plan fit; at random, also uses the memory left over. `slower`: also if it cannot be faster.
+  // Makes the plan fit. `slower`: also if it cannot be faster.
   bool settle(IndexedPlan& plan, bool slower) {
-    const size_t how = neighbours_.below(4);
-    if (how & 1) {
+    if (neighbours_.below(2) == 1) {
       for (int n = 0; n < kKept; ++n) {
         IndexedPlan kept = plan;
         if (!neighbours_.keep_block(kept) || !may_fit(kept)) break;
@@ -186,25 +175,7 @@ class Polisher {
       }
     }
     shrink(plan);
-    if ((!slower && !may_be_faster(plan, how & 2)) || !fit(plan)) return false;
-    if (how & 2) use_room(plan);
-    return true;
-  }
-
-  // Uses the memory left over where the objective gains most. False if that changes nothing.
-  bool use_room(IndexedPlan& plan) {
-    IndexedPlan fuller = plan;
-    fill(fuller, evaluator_.peak_bytes(plan) + spare(plan));
-    if (fuller.decision.choices == plan.decision.choices || !fits(fuller)) return false;
-    plan = std::move(fuller);
-    return true;
-  }
-
-  // Improves the objective while the sum keeps the limit.
-  void fill(IndexedPlan& plan, int64_t limit) {
-    PhaseMaxima phases(phases_of(plan));
-    const std::vector<double> prices(phases.size(), 1.0 / static_cast<double>(phases.size()));
-    pricing_of(plan).improve(plan.decision, phases, limit, prices);
+    return (slower || !too_slow(plan)) && fit(plan);
   }
 
   // Shrinks the plan at random.

@@ -340,7 +340,7 @@ StepProver::Range StepProver::bounded(GatherRange gather, BatchSizes sizes, cons
       range.plan = {found_of(found)};
     }
     known.plans.push_back(found_of(found));
-    known.bound_s_per_sample = 0, known.useful_s_per_sample = range.bound_s_per_sample;
+    known.bound_s_per_sample = 0;
     std::vector<Found> near{found_of(found)};
     near.insert(near.end(), found.runners_up.begin(), found.runners_up.end());
     plans_.insert(plans_.end(), near.begin(), near.end());

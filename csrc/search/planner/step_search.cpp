@@ -14,9 +14,8 @@
 namespace osdp::search {
 namespace {
 
-constexpr double kFar = 0.02;  // gap above which parts of the space are searched to the end
-constexpr double kNear =
-    0.05;  // by how much plans may be slower than the fastest, to be improved, or than the bound
+constexpr double kFar = 0.02;   // gap above which parts of the space are searched to the end
+constexpr double kNear = 0.05;  // by how much a part's plans may be slower than the fastest, to be improved
 // Bounds are no sharper for a smaller gap: that takes up to a hundred times as long, and raises none by more
 // than a part of this.
 constexpr double kSharpest = 0.005;
@@ -54,15 +53,11 @@ class StepSearch {
 
  private:
   void search() {
-    // Parts are bounded in a fraction of the time. Where the first plans are slow, theirs come first: the
-    // faster the best plan, the less is left to be bounded.
-    if (fastest_ps() < (1 + kNear) * bound_ps()) sharpen();
-    for (const Narrow narrow : kParts) search_part(narrow, gap_);
+    // Parts are bounded in a fraction of the time; the faster the best plan, the less is left to be bounded.
+    for (const Narrow narrow : kParts) search_part(narrow);
     sharpen();
     if (!fits() && least_fits()) consider(searches_.least(problem_.batches).plan);
     if (fits() && !done()) improve();
-    for (const Narrow narrow : kPartsIfFar)
-      if (far()) search_part(narrow, kFar);
     for (const auto& part : parts_) {
       StepSearch& search = *part->search;
       if (!far()) break;
@@ -188,20 +183,11 @@ class StepSearch {
         return std::erase_if(r.space.modes, [](Mode m) { return !traits(m).sharded || traits(m).kept; });
       },
       [](Request& r) { return std::erase_if(r.space.modes, [](Mode m) { return !traits(m).on_host; }); }};
-  // All blocks are recomputed, or none: a plan that recomputes some of them fits the limit closely, and
-  // leaves little memory to gather ahead. Nothing is sliced.
-  static constexpr Narrow kPartsIfFar[] = {
-      [](Request& r) { return std::erase(r.recompute, Recompute::None); },
-      [](Request& r) {
-        return std::erase_if(r.recompute, [](Recompute way) { return way != Recompute::None; });
-      },
-      [](Request& r) { return std::exchange(r.space.granularities, {}).size(); }};
 
-  void search_part(Narrow narrow, double gap) {
+  void search_part(Narrow narrow) {
     Request request = searches_.planner().request();
     if (done() || narrow(request) == 0 || request.space.modes.empty() || request.recompute.empty()) return;
     auto part = std::make_unique<Part>(searches_.planner(), std::move(request), searches_.wish());
-    part->wish.gap = std::max(gap_, gap);
     part->searches.emplace(part->planner, part->wish, [this] { return searches_.over(); });
     part->search = std::make_unique<StepSearch>(
         *part->searches, part->searches->request(problem_.limit_bytes, problem_.batches), limit_);

@@ -7,13 +7,12 @@
 // plans by several objectives are changed at random (heuristics/neighbours.hpp): first all blocks in the same
 // way, then some of them. Memory is that of the plan's own step, not the objective's sum (Note [What
 // fits] in planner/peak_limit.hpp): a plan over its limit is repaired where the objective loses least, or
-// at random, by as many bytes of the sum as its own peak is over; memory left over is used where the
-// objective gains most. Nothing is simulated whose step bound is above the current
-// plan's step. A change is kept if the simulated step is no slower. After many changes without
-// progress the search restarts from another plan with a few changes, until `plays` steps were simulated;
-// after each gain as many again, kMostTurns times as many at most. That is a count, not a time, and the
-// random sequence is fixed, so the result is deterministic. Every returned plan fits; nothing is proven about
-// its simulated time.
+// at random, by as many bytes of the sum as its own peak is over. Nothing is simulated whose step bound is
+// above the current plan's step. A change is kept if the simulated step is no slower. After many changes
+// without progress the search restarts from another plan with a few changes, until `plays` steps were
+// simulated; after each gain as many again, kMostTurns times as many at most. That is a count, not a time,
+// and the random sequence is fixed, so the result is deterministic. Every returned plan fits; nothing is
+// proven about its simulated time.
 #pragma once
 
 #include <functional>

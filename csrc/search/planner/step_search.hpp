@@ -7,9 +7,8 @@
 // raises the bound (Note [Ranges of the budget] in planner/step_proof.hpp); the minima for these ranges are
 // more plans. Before that, the same bound gives plans of the space that only shards, in a fraction of the
 // time; they are often faster, and no range needs a bound above what is faster than the fastest plan. Then
-// the fastest plans are improved by local search on the simulator (heuristics/polish.hpp). Where the gap is
-// still large, so are parts of the space by themselves: that which only shards, all blocks recomputed, none,
-// nothing sliced.
+// the fastest plans are improved by local search on the simulator (heuristics/polish.hpp); where the gap is
+// still large, so are those of the space that only shards.
 #pragma once
 
 #include "search/planner/peak_limit.hpp"

@@ -89,13 +89,10 @@ class DTensorParameter(nn.Parameter):
             return _gradient(args[0])
         if name in ("__set__grad", "__set__data"):
             return _assign(func, *args)
-        if (
-            func is torch.autograd.backward
-        ):  # of `inputs`, whose gradients are the parameters' own; hooks find DTensors
-            return func(
-                *tree_map(_shown, args),
-                **(kwargs | {"inputs": tuple(map(_edge, kwargs["inputs"] or ())) or None}),
-            )
+        # Of `inputs`, whose gradients are the parameters' own; hooks find DTensors.
+        if func is torch.autograd.backward:
+            edges = tuple(map(_edge, kwargs["inputs"] or ())) or None
+            return func(*tree_map(_shown, args), **(kwargs | {"inputs": edges}))
         given = tree_map(_shown, args)
         with torch._C.DisableTorchFunctionSubclass():  # for those that show their full value
             result = func(*given, **tree_map(_shown, kwargs))

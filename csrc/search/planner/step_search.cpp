@@ -14,7 +14,7 @@
 namespace osdp::search {
 namespace {
 
-constexpr double kFar = 0.02;   // gap above which parts of the space are searched to the end
+constexpr double kFar = 0.02;   // gap above which parts' plans are improved, too
 constexpr double kNear = 0.05;  // by how much a part's plans may be slower than the fastest, to be improved
 // Bounds are no sharper for a smaller gap: that takes up to a hundred times as long, and raises none by more
 // than a part of this.
@@ -174,7 +174,7 @@ class StepSearch {
 
   bool far() const { return !done() && fastest_ps() > bound_ps() / (1 - kFar); }
 
-  // Leaves modes or ways to recompute out; how many.
+  // Leaves modes out; how many.
   using Narrow = size_t (*)(Request&);
 
   // Nothing is replicated or kept gathered; everything is in host memory.
@@ -186,7 +186,7 @@ class StepSearch {
 
   void search_part(Narrow narrow) {
     Request request = searches_.planner().request();
-    if (done() || narrow(request) == 0 || request.space.modes.empty() || request.recompute.empty()) return;
+    if (done() || narrow(request) == 0 || request.space.modes.empty()) return;
     auto part = std::make_unique<Part>(searches_.planner(), std::move(request), searches_.wish());
     part->searches.emplace(part->planner, part->wish, [this] { return searches_.over(); });
     part->search = std::make_unique<StepSearch>(

@@ -8,6 +8,7 @@ from typing import Any
 from support.machine import machine_line
 from support.paper import scale_tables, search_tables, strategy_tables
 from support.paper.headlines import headline_rows
+from support.paper.links import links
 from support.paper.markdown import table
 from support.paper.settings import LARGE
 
@@ -50,6 +51,14 @@ TITLES = {
         '"Gathers again": for each recomputed block, as FairScale does and the paper says of FSDP. "Kept": from the '
         "recomputation to the backward, which FSDP2 does for units of whole blocks.",
     ),
+    "links": (
+        "OSDP over FSDP, by link",
+        "The same machine, model and 16 GB, with the bandwidth of its link varied: on one server of all collectives, on two "
+        "of what is between them. Without recomputation unless said. The gain is the communication that FSDP repeats and "
+        "that computation does not hide: it is real where links are slow and a batch is given, and a few percent on links "
+        "of four times the bandwidth. On two servers it is that of modes which keep gathers inside a server, unless FSDP "
+        "has them, too.",
+    ),
     "models": (
         "The models",
         "The paper gives ranges for each family. It counts two operators a block, here each module with parameters is one.",
@@ -87,6 +96,8 @@ def sections(found: Mapping[str, Any], whole: bool) -> list[str]:
     lines = titled("headlines", table(HEAD, headline_rows(rows)))
     lines += titled("regimes", strategy_tables.regimes(rows))
     lines += titled("recomputation", strategy_tables.recomputation(rows))
+    if "links" in found:
+        lines += titled("links", links(found["links"]))
     lines += titled("models", strategy_tables.models(found["models"]))
     lines += section("All strategies, 1 to 3 units, sequences/s", strategy_tables.capped(rows))
     if whole:

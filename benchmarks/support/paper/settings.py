@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from osdp import Hardware
+
 
 @dataclass(frozen=True)
 class Setting:
     """`gib`: of memory, for a rank."""
 
-    hardware: str
+    hardware: str | Hardware
     ranks: int
     hosts: int
     gib: int

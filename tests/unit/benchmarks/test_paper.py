@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
 import pytest
+
+import osdp
 
 OOM = {"why": "OOM", "search_s": 0.5}
 
@@ -74,3 +77,45 @@ def test_what_is_not_reached_is_said(headlines: Any) -> None:
     assert said["N&D, OSDP"] == "max no"  # the last one of that name: 174% over pure strategies
     assert said["W&S, OSDP"] == "-"
     assert said["search, seconds"] == "faster"
+
+
+@pytest.fixture
+def links(benchmarks_first: None) -> Iterator[Any]:
+    from support.paper import links
+
+    yield links
+
+
+def test_only_the_bandwidth_of_the_link_is_varied(links: Any) -> None:
+    from support.paper.settings import SETTINGS
+
+    for setting in SETTINGS:
+        before = osdp.Hardware.load(setting.hardware)
+        after = links.with_link(setting, 4.0).hardware
+        varied = {f.name for f in fields(before) if getattr(before, f.name) != getattr(after, f.name)}
+        one_server = {"all_gather", "reduce_scatter", "all_reduce"}
+        assert varied == (one_server if setting.hosts == 1 else {"between_hosts"})
+        for name in varied:
+            link, faster = getattr(before, name), getattr(after, name)
+            assert faster.alpha_s == link.alpha_s
+            assert faster.beta_s_per_byte == pytest.approx(link.beta_s_per_byte / 4)
+
+
+def test_a_line_for_each_regime_and_a_column_for_each_bandwidth(links: Any) -> None:
+    def cells(times: float, hosts: int) -> dict[str, Any]:
+        of = {name: {"OSDP": rate(1 + 1 / times), "FSDP": rate(1.0)} for name in links.REGIMES}
+        of["free"]["FSDP"] = OOM
+        if hosts > 1:
+            of["capped"]["the fastest FSDP"] = rate(1 + 1 / times)
+        return of
+
+    found = [
+        {"model": "W&S", "setting": f"{hosts} servers", "times": t, "cells": cells(t, hosts)}
+        for hosts in (1, 2)
+        for t in links.TIMES
+    ]
+    lines = [[c.strip() for c in line.strip("|").split("|")] for line in links.links(found) if line][2:]
+    assert [line[1] for line in lines] == ["1 servers"] * 3 + ["2 servers"] * 4
+    assert lines[0][3:] == ["+400.0%", "+200.0%", "+100.0%", "+50.0%", "+25.0%"]
+    assert set(lines[1][3:]) == {"only OSDP fits"}
+    assert lines[-1][2] == links.FASTEST and set(lines[-1][3:]) == {"+0.0%"}

@@ -43,8 +43,10 @@ class Collector:
 def spoken(outcome: type | str) -> str:
     if isinstance(outcome, type):
         return f"`{outcome.__name__}`"
-    if outcome != "equal" and not outcome.startswith("not detected: "):
-        raise ValueError(f"an outcome is 'equal', an error's class or 'not detected: why', not {outcome!r}")
+    if outcome != "equal" and not outcome.startswith(("not detected: ", "a warning: ")):
+        raise ValueError(
+            f"an outcome is 'equal', an error's class, 'a warning: what to do' or 'not detected: why', not {outcome!r}"
+        )
     return outcome
 
 

@@ -51,6 +51,7 @@ from osdp.sharding.mixed_precision import cast_buffers
 from osdp.sharding.module_changes import ModuleChanges
 from osdp.sharding.nested_models import modules_in_parts
 from osdp.sharding.sharded_model import Sharded, sharded_models, sliced_modules
+from osdp.sharding.snapshot_writes import tell_of_writes
 from osdp.sharding.state_dict import show_full_parameters
 
 # The modules of sharded models at their last comparisons. In others only tensors count, since ModuleList.insert registers
@@ -166,6 +167,7 @@ class Tree:
     def look(self, model: nn.Module, when: str) -> None:
         """Compare. `when`: "registered": something was registered since the last comparison, before a call;
         "forward": within the forward that has just ended; "": nothing was registered."""
+        tell_of_writes(model, self.sharded)
         alone = {id(p) for p in self.left_alone} | {
             id(p) for module in modules_in_parts(model) for p in module._parameters.values()
         }

@@ -17,6 +17,7 @@ from osdp.sharding.nested_models import names_in_parts
 from osdp.sharding.own_values import own_sharded
 from osdp.sharding.sharded_model import Sharded
 from osdp.sharding.sharded_parameters import ShardedParameter
+from osdp.sharding.snapshot_writes import note_given
 
 
 class Snapshot:
@@ -62,10 +63,11 @@ class Snapshot:
         changed = any(self._settled(tensor, shown) is not tensor for tensor in tensors_in(value))
         return map_tensors(lambda tensor: self._settled(tensor, shown), value) if changed else value
 
-    def drop(self, state: Any, keys: Iterable[str]) -> None:
+    def end(self, state: Any, keys: Iterable[str]) -> None:
         if self.drops:
             for key in [key for key in keys if not key.startswith(self.parts)]:
                 del state[key]
+        note_given(self.sharded, state, {id(copy) for copy in self._copies.values()})
 
     def _note_live(self, module: nn.Module) -> None:
         sharded, summoned = self.sharded.tree.is_sharded, self.sharded.runtime.summoned
@@ -94,7 +96,7 @@ class Snapshot:
         at = (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, kept)
         key = ("live", storage, *at) if live else ("shown", shown[storage], *at)
         if key not in self._copies:
-            made = tensor.detach()
+            made = tensor.data  # not detach(): the version counter must not be the parameter's
             if isinstance(made, DTensor):
                 made = made.full_tensor()
             if self.form.on_host and made.device.type != "cpu":

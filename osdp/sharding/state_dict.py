@@ -38,6 +38,7 @@ from osdp.sharding.own_values import (
 )
 from osdp.sharding.read_values import ReadValues
 from osdp.sharding.sharded_model import Sharded
+from osdp.sharding.snapshot_writes import forget_given, tell_of_writes
 from osdp.sharding.snapshots import Snapshot, newest
 
 
@@ -87,6 +88,8 @@ def _running(
         _check_whole(model, sharded)
     around = sharded.saving
     outermost = around is None or destination is None
+    if outermost:
+        tell_of_writes(model, sharded)
     call = Snapshot(module, sharded, prefix) if around is None or destination is None else around
     before = len(destination) if destination is not None else 0
 
@@ -94,7 +97,7 @@ def _running(
         keys = [key for key in state if key.startswith(prefix)] if outermost else newest(state, before)
         call.settle(module, state, keys)
         if outermost:
-            call.drop(state, keys)
+            call.end(state, keys)
             if call.parts and sharded.form.rank0_only and sharded.runtime.rank == 0:
                 warn(
                     f"OSDP: rank 0's state dict has the {call.parts[0].removesuffix('.')!r} of its own group of ranks. The "
@@ -128,6 +131,7 @@ def _own_values(module: nn.Module, sharded: Sharded, full: bool, prefix: str) ->
 
 
 def _begin_loading(module: nn.Module, model: nn.Module, sharded: Sharded) -> None:
+    forget_given()
     if not sharded.in_use:
         sharded.runtime.end_read_only()
     if module is model and sharded.runtime.tree_changed:

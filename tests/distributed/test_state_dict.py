@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,11 @@ def train(model: nn.Module, steps: int = 1) -> None:
         optimizer.zero_grad()
 
 
+@torch.enable_grad()
+def train_once(model: nn.Module) -> None:
+    train(model)
+
+
 def tensors(state: dict) -> dict[str, torch.Tensor]:
     found = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
     found |= {name: v["scratch"][0] for name, v in state.items() if name.endswith("extra_state")}
@@ -167,6 +173,51 @@ def whole_names(model: nn.Module) -> dict[str, nn.Parameter]:
 @pytest.mark.outcome("a full state dict, after more steps or written into; in every mode", "equal")
 def test_a_full_state_dict_is_a_snapshot_in_every_mode(ranks):
     ranks(state_is_a_snapshot, world=2)
+
+
+def told(recorded: list[warnings.WarningMessage]) -> int:
+    return sum("changes the state dict alone" in str(w.message) for w in recorded)
+
+
+def writes_are_told(me: Member) -> None:
+    """Once for each model, by its next state dict or one of its first forwards; and not where the state dict is loaded."""
+    for way in WAYS:
+        with naming(way):
+            model, average, loaded, filled = (whole_model(me, way) for _ in range(4))
+            train(model)
+            for each in (average, loaded):
+                train(each)
+            with warnings.catch_warnings(record=True) as recorded, torch.no_grad():
+                warnings.simplefilter("always")
+                counts = []
+                for _ in range(3):  # timm's ModelEmaV2
+                    for e, m in zip(average.state_dict().values(), model.state_dict().values(), strict=True):
+                        if isinstance(e, torch.Tensor):
+                            e.copy_(0.9 * e + 0.1 * m)
+                    train_once(model)
+                    counts.append(told(recorded))
+                assert counts == [0, 1, 1]
+                for value in (edited := loaded.state_dict()).values():
+                    value.mul_(2) if isinstance(value, torch.Tensor) else None
+                loaded.load_state_dict(edited)
+                for each in (loaded, model):
+                    train_once(each), each.state_dict()
+                assert told(recorded) == 1
+                for name, value in model.state_dict().items():  # a file's values, by hand
+                    if isinstance(value, torch.Tensor):
+                        filled.state_dict()[name].copy_(value)
+                        break
+                train_once(filled)
+                assert told(recorded) == 2
+                assert f"rank {me.rank}: 'scale' of a state dict of the sharded" in str(recorded[-1].message)
+
+
+@pytest.mark.outcome(
+    "values written into a full state dict in place: timm's ModelEmaV2, YOLO's EMA, a file's values by hand",
+    "a warning: its entries are copies. Call `load_state_dict`, or write to `model.parameters()`",
+)
+def test_writes_into_a_snapshot_are_told(ranks):
+    ranks(writes_are_told, world=2)
 
 
 def rows_are_live(me: Member) -> None:

@@ -6,7 +6,7 @@ Changes that a script has made since, such as hooks or another forward, are kept
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,6 +29,8 @@ class ModuleChanges:
         self._before = [(m, dict(vars(m)), _dicts(m)) for m in model.modules()]
         # (dictionary, key, old value, new value): undone if the value is still the new one.
         self._changes: list[tuple[dict[Any, Any], Any, Any, Any]] = []
+        self._holding: list[dict[Any, Any]] = []  # where the modules of the tree hold parameters and children
+        self._held = 0  # how many entries these had
 
     def note(self) -> None:
         for module, attributes, held in self._before:
@@ -36,8 +38,18 @@ class ModuleChanges:
             for name, (container, copied) in held.items():
                 if name not in _OTHERS and vars(module).get(name) is container:
                     self._compare(container, copied)
+        self.count_entries(module for module, _, _ in self._before)
         self._before = []
         self._model[_ATTRIBUTE] = self
+
+    def count_entries(self, modules: Iterable[nn.Module]) -> None:
+        self._holding = [held for module in modules for held in (module._parameters, module._modules)]
+        self._held = sum(map(len, self._holding))
+
+    def same_number_of_entries(self) -> bool:
+        """Whether no module or parameter was removed since they were counted, which torch does not report; other changes
+        are registrations."""
+        return sum(map(len, self._holding)) == self._held
 
     @contextmanager
     def also(self, model: nn.Module) -> Iterator[None]:

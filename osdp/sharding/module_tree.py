@@ -154,6 +154,10 @@ class Tree:
 
     def has_lost(self, model: nn.Module) -> bool:
         """Whether a parameter was removed since the last comparison, which torch does not report."""
+        changes = ModuleChanges.on(model)
+        if changes.same_number_of_entries():
+            return False
+        changes.count_entries(model.modules())
         present = {id(p) for p in model.parameters()}
         return any(id(self.known[index]) not in present for index in self.sharded.index.values())
 

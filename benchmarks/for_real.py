@@ -1,19 +1,20 @@
 """The paper's families, trained for real within the same measured memory: DDP, FSDP1, FSDP2, OSDP-base and OSDP.
 
-    python benchmarks/for_real.py [--json FILE] [--rate 200mbit] [--ranks 4] [--hosts 4] [--rounds 7] [--only "N&D" ...]
+    python benchmarks/for_real.py [--json FILE] [--speeds 200mbit ...] [--rounds 7] [--only "N&D" ...]
 
-Members of N&D, W&S and I&C so small that a CPU computes them, each rank on a host of its own behind a link of --rate
-(network namespaces; needs root and iproute2): a core computes about 20 GFLOP/s, an RTX TITAN 500 times as much, and 200
-Mb/s is a 400th of its PCIe link, so that communication to computation is the paper's. Tokens as in the authors' script:
-sequences of 6 of a vocabulary of 10, in units of --unit sequences per rank; fp32, AdamW.
+Members of N&D, W&S and I&C so small that a CPU computes them, each rank on a host of its own behind a link of each of
+--speeds (network namespaces; needs root and iproute2): a core computes about 20 GFLOP/s, an RTX TITAN 500 times as much,
+and 200 Mb/s is a 400th of its PCIe link, so that communication to computation is the paper's. Tokens as in the authors'
+script: sequences of 6 of a vocabulary of 10, in units of --unit sequences per rank; fp32, AdamW.
 
 The limit is halfway between the least and the most that one of DDP, FSDP1, FSDP2 (and FairScale's, where it is installed)
 takes for one unit, measured: the peak of the live heap in steps over what was live before the contestant was made
 (heap_peak.c), on the rank that takes most. Each contestant trains its largest batch of whole units, up to 16, that was
 measured to fit; OSDP's plans are searched for this limit and the measured machine (osdp.profile), at 1, 2, 3, 4, 6, 8, 12
 and 16 units, and the fastest per sample by prediction is trained if its measured peak fits, else the next. Steps are
-taken in turns; a step's time is the slowest rank's, medians over rounds. About half an hour on a quiet machine of two
-cores. What --json holds under the same settings is not measured again.
+taken in turns; a step's time is the slowest rank's, medians over rounds. About half an hour at 200 Mb/s on a quiet machine
+of two cores. --json keeps each family at each speed, with the machine; what it holds under the same settings is not
+measured again.
 """
 
 from __future__ import annotations
@@ -117,14 +118,13 @@ def measure(name: str, unit: str, rounds: str, profile_seconds: str) -> dict[str
 
     times: dict[str, list[float]] = {each: [] for each in steps}
     names = list(steps)
-    for turn in range(-1, int(rounds)):
-        at = max(0, turn) % len(names)
+    for turn in range(int(rounds)):  # each has taken two steps already, for its peak
+        at = turn % len(names)
         for each in names[at:] + names[:at]:
             dist.barrier()
             begin = time.perf_counter()
             steps[each](rows[each]["batch"])
-            if turn >= 0:
-                times[each].append(slowest(time.perf_counter() - begin))
+            times[each].append(slowest(time.perf_counter() - begin))
     for each, taken in times.items():
         rows[each] |= {"step_s": median(taken), "rate": rows[each]["batch"] * ranks / median(taken)}
     return {"limit_bytes": limit, "rows": rows}
@@ -197,11 +197,12 @@ def modes_of(plan: Any) -> dict[str, int]:
     return {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
 
 
-def show(name: str, found: dict[str, Any], console: Console) -> None:
-    table = Table(title=f"{name}, {found['limit_bytes'] / 1e6:.1f} MB", title_justify="left")
+def show(run: dict[str, Any], console: Console) -> None:
+    title = f"{run['family']}, {run['speed']}, {run['limit_bytes'] / 1e6:.1f} MB"
+    table = Table(title=title, title_justify="left")
     for column in ("", "batch", "peak, MB", "step, s", "predicted", "samples/s", f"over {AGAINST}"):
         table.add_column(column, justify="left" if not column else "right")
-    rows = found["rows"]
+    rows = run["rows"]
     base = rows[AGAINST].get("rate")
     for each, row in rows.items():
         rate, told = row.get("rate"), row.get("predicted_s")
@@ -222,7 +223,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", type=Path, help="write the figures to this file")
-    parser.add_argument("--rate", default="200mbit")
+    parser.add_argument("--speeds", nargs="+", default=["200mbit"])
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--unit", type=int, default=32, help="sequences of one unit, per rank")
@@ -230,24 +231,26 @@ def main() -> int:
     parser.add_argument("--profile-seconds", type=float, default=20)
     parser.add_argument("--only", nargs="+", choices=MEMBERS, default=list(MEMBERS))
     arguments = parser.parse_args()
-    here, console = machine(), Console(width=110)
-    console.print(machine_line(here))
-    settings = {key: getattr(arguments, key) for key in ("rate", "ranks", "hosts", "unit", "rounds")}
-    stored = json.loads(arguments.json.read_text()) if arguments.json and arguments.json.exists() else {}
-    found = stored["members"] if all(stored.get(key) == value for key, value in settings.items()) else {}
-    for name in arguments.only:
-        if name in found:
-            show(name, found[name], console)
-            continue
-        given = [name, str(arguments.unit), str(arguments.rounds), str(arguments.profile_seconds)]
-        found[name] = run_ranks(
-            __file__, given, arguments.ranks, hosts=arguments.hosts, rate=arguments.rate, seconds=3600
-        )
-        show(name, found[name], console)
-        if arguments.json:
-            arguments.json.write_text(
-                json.dumps({"machine": here, **settings, "members": found}, indent=1) + "\n"
-            )
+    console = Console(width=110)
+    console.print(machine_line(machine()))
+    stored: list[dict[str, Any]] = []
+    if arguments.json and arguments.json.exists():
+        stored = json.loads(arguments.json.read_text())["runs"]
+    for family in arguments.only:
+        for speed in arguments.speeds:
+            asked = {"family": family, "speed": speed}
+            asked |= {key: getattr(arguments, key) for key in ("ranks", "hosts", "unit", "rounds")}
+            found = next((run for run in stored if asked.items() <= run.items()), None)
+            if found is None:
+                given = [family, str(arguments.unit), str(arguments.rounds), str(arguments.profile_seconds)]
+                here, began = machine(), time.perf_counter()
+                ranks, hosts = arguments.ranks, arguments.hosts
+                measured = run_ranks(__file__, given, ranks, hosts=hosts, rate=speed, seconds=3600)
+                found = asked | {"machine": here, "wall_s": time.perf_counter() - began} | measured
+                stored = [r for r in stored if (r["family"], r["speed"]) != (family, speed)] + [found]
+                if arguments.json:
+                    arguments.json.write_text(json.dumps({"runs": stored}, indent=1) + "\n")
+            show(found, console)
     return 0
 
 

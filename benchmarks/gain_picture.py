@@ -23,6 +23,7 @@ PANELS = {
     "step-one-host": "2 ranks on one host",
     "step-two-hosts": "2 hosts, 1 Gb/s between them",
 }
+SPEED = "200mbit"  # at which communication to computation is the paper's
 OURS, THEIRS = "#4c78a8", "#e45756"
 # Where a label stands beside its point: (points to the right, points up, alignment).
 PLACES = {
@@ -70,7 +71,8 @@ def draw() -> Any:
 
 
 def draw_families() -> Any:
-    members = json.loads((HERE / "results" / "for-real.json").read_text())["members"]
+    runs = json.loads((HERE / "results" / "for-real.json").read_text())["runs"]
+    members = {run["family"]: run for run in runs if run["speed"] == SPEED}
     figure, axes = plt.subplots(1, len(members), figsize=(10, 2.8), layout="constrained")
     for ax, (family, member) in zip(axes, members.items(), strict=True):
         for at, (contestant, row) in enumerate(member["rows"].items()):

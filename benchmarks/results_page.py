@@ -238,10 +238,11 @@ def for_real(found: Mapping[str, Any]) -> list[str]:
     if not found:
         return []
     rows, steps = [], []
-    for name, member in found["members"].items():
-        rates = {peer: row.get("rate") for peer, row in member["rows"].items()}
+    runs = sorted(found["runs"], key=lambda run: link_bits(run["speed"]))
+    for run in runs:
+        rates = {peer: row.get("rate") for peer, row in run["rows"].items()}
         peer = next(peer for peer in ("FSDP2", "FSDP1") if rates[peer])
-        for contestant, row in member["rows"].items():
+        for contestant, row in run["rows"].items():
             time = row.get("step_s")
             said = row.get("predicted_s")
             off = f" ({said / time - 1:+.1%})" if said and time else ""
@@ -249,25 +250,34 @@ def for_real(found: Mapping[str, Any]) -> list[str]:
             shown = f"{said:.2f} s{off}" if off else ""
             times = f"{row['rate'] / rates[peer]:.2f} of {peer}'s" if time else ""
             step = f"{time:.2f} s" if time else ""
-            peak = f"{row['peak_bytes'] / 1e6:.0f} of {member['limit_bytes'] / 1e6:.0f} MB"
-            rows.append((name, contestant, str(row["batch"] or "does not fit"), peak, step, shown, times))
+            peak = f"{row['peak_bytes'] / 1e6:.0f} of {run['limit_bytes'] / 1e6:.0f} MB"
+            batch = str(row["batch"] or "does not fit")
+            rows.append((run["speed"], run["family"], contestant, batch, peak, step, shown, times))
+    where = {}
+    for run in runs:
+        where.setdefault(f"{run['rounds']} rounds; {machine_line(run['machine'])}", []).append(run)
+    measured = [f"{', '.join(dict.fromkeys(r['speed'] for r in of))}: {line}" for line, of in where.items()]
     page = ["## For real: the families trained within the same measured memory", ""]
     page += [
         *wrapped(
-            f"`benchmarks/for_real.py`: small members of {', '.join(found['members'])},",
-            f"{found['ranks']} ranks on {found['hosts']} hosts",
-            f"(network namespaces) behind links of {found['rate']}, so that communication to computation is the paper's;",
-            f"medians of {found['rounds']} rounds in turns ({machine_line(found['machine'])}). Each trains the",
-            f"largest batch, in units of {found['unit']} sequences a rank, that was measured to fit the limit, which is",
+            f"`benchmarks/for_real.py`: small members of {', '.join(dict.fromkeys(r['family'] for r in runs))},",
+            f"{runs[0]['ranks']} ranks on {runs[0]['hosts']} hosts (network namespaces). At 200mbit communication to",
+            f"computation is the paper's. Medians over rounds in turns ({'. '.join(measured)}). Each trains the",
+            f"largest batch, in units of {runs[0]['unit']} sequences a rank, that was measured to fit the limit, which is",
             "halfway between the least and the most that one of the peers takes for one unit. What is compared is",
             "samples/s, at batches that differ: the gain is larger batches and less communication together, and a unit is",
-            "coarse, so that it depends on where the limit lies.",
+            "coarse, so that it depends on where the limit lies. FairScale was measured where it has a row.",
             f"OSDP's steps are predicted {fmean(steps):.1%} off on average.",
         ),
         "",
     ]
-    head = ("family", "trained by", "batch", "peak", "step", "predicted", "samples/s")
+    head = ("link", "family", "trained by", "batch", "peak", "step", "predicted", "samples/s")
     return [*page, *table(head, rows)]
+
+
+def link_bits(speed: str) -> float:
+    """Per second, of a rate as tc says it."""
+    return float(speed.rstrip("abcdefghijklmnopqrstuvwxyz")) * {"k": 1e3, "m": 1e6, "g": 1e9}[speed[-4]]
 
 
 def splitting(found: Mapping[str, Any]) -> list[str]:

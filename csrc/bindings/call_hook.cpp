@@ -19,6 +19,7 @@ bool in_transform() {
 struct PythonFunctions {
   py::object typed_error;        // (error, runtime, module) -> the error to raise instead, or None
   py::object is_differentiated;  // (tensor) -> whether a transform of torch.func takes its gradient
+  py::object unwrapped;          // (tensor) -> what a transform of torch.func has wrapped, or None
 };
 
 PythonFunctions& python_functions() {
@@ -29,6 +30,21 @@ PythonFunctions& python_functions() {
 bool is_differentiated(const at::Tensor& t) {
   const py::object& is = python_functions().is_differentiated;
   return is && is(t).cast<bool>();
+}
+
+// Note [Ends of a call's graph]
+// Backward through a call begins at one of its outputs. Within transforms of torch.func the graph belongs to
+// the tensor that these wrap, and a tangent (torch.func.jvp, torch.autograd.forward_ad), which is no output,
+// has a graph of its own.
+void add_ends_of_graph(std::vector<at::Tensor>& outputs) {
+  const bool transformed = in_transform();
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (const at::Tensor tangent = outputs[i]._fw_grad(0); tangent.defined()) outputs.push_back(tangent);
+    const py::object& unwrapped = python_functions().unwrapped;
+    if (!transformed || !unwrapped) continue;
+    if (const py::object within = unwrapped(outputs[i]); !within.is_none())
+      outputs.push_back(within.cast<at::Tensor>());
+  }
 }
 
 // The hook runs inside an `except` block of nn.Module's call, so this is the exception being handled.
@@ -119,10 +135,13 @@ void CallHook::after(const py::object&, const py::tuple&, const py::dict&, const
     retype(*this);
     runtime->backward().note_exception(exception_text());
   }
+  const size_t returned = outputs.found.size();
+  add_ends_of_graph(outputs.found);
   {
     py::gil_scoped_release no_gil;
     runtime->forward().end_call(*call, outputs.found, failed);
   }
+  outputs.found.resize(returned);
   refuse_fake(outputs.found, "an output");
   if (!failed && runtime->tree_changed(tree_watch().registrations) && !runtime->in_pass() &&
       !runtime->full_params().summoned())
@@ -213,13 +232,21 @@ void bind_call_hook(pybind11::module_& m) {
       "time) and after one in which something was registered ('forward').");
   m.def(
       "set_python_functions",
-      [](py::object typed_error, py::object is_differentiated) {
-        python_functions() = {std::move(typed_error), std::move(is_differentiated)};
+      [](py::object typed_error, py::object is_differentiated, py::object unwrapped) {
+        python_functions() = {std::move(typed_error), std::move(is_differentiated), std::move(unwrapped)};
       },
-      py::arg("typed_error"), py::arg("is_differentiated"),
+      py::arg("typed_error"), py::arg("is_differentiated"), py::arg("unwrapped"),
       "What hooks of calls ask Python: typed_error(error, runtime, module), the error to raise instead of a "
       "RuntimeError of a module's call, or None; is_differentiated(tensor), whether torch.func takes its "
-      "gradient.");
+      "gradient; unwrapped(tensor), what a transform of torch.func has wrapped, or None.");
+  m.def(
+      "ends_of_graph",
+      [](std::vector<at::Tensor> tensors) {
+        add_ends_of_graph(tensors);
+        return tensors;
+      },
+      py::arg("tensors"),
+      "The tensors, those that transforms of torch.func have wrapped in them, and their tangents.");
   m.def(
       "count_registration",
       [](const py::object&, const py::object&, const py::object&) { ++tree_watch().registrations; },

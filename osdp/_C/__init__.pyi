@@ -36,6 +36,7 @@ __all__: list[str] = [
     "count_registration",
     "elementwise",
     "end_group",
+    "ends_of_graph",
     "has_reducer",
     "host_identity",
     "memory_live_bytes",
@@ -639,6 +640,11 @@ def end_group(group: str) -> None:
     Ends a group's heartbeat, lanes and transport, before the group is destroyed; see csrc/comm/ending.hpp.
     """
 
+def ends_of_graph(tensors: collections.abc.Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """
+    The tensors, those that transforms of torch.func have wrapped in them, and their tangents.
+    """
+
 def has_reducer(tensor: torch.Tensor) -> bool:
     """
     Whether the reducer of a DistributedDataParallel waits for the tensor's gradient.
@@ -693,9 +699,11 @@ def set_place(group: str, device: torch.device, place: str) -> None:
     Sets the position that other ranks' errors name for this rank, such as 'osdp.save'; '': none.
     """
 
-def set_python_functions(typed_error: typing.Any, is_differentiated: typing.Any) -> None:
+def set_python_functions(
+    typed_error: typing.Any, is_differentiated: typing.Any, unwrapped: typing.Any
+) -> None:
     """
-    What hooks of calls ask Python: typed_error(error, runtime, module), the error to raise instead of a RuntimeError of a module's call, or None; is_differentiated(tensor), whether torch.func takes its gradient.
+    What hooks of calls ask Python: typed_error(error, runtime, module), the error to raise instead of a RuntimeError of a module's call, or None; is_differentiated(tensor), whether torch.func takes its gradient; unwrapped(tensor), what a transform of torch.func has wrapped, or None.
     """
 
 def set_ranks_of_part(

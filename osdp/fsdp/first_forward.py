@@ -9,8 +9,8 @@ neither do each rank's rows: the model is regrouped, and parameters that no wrap
 gathered by the module that reads them instead of by its parent. With `memory=` the plan is searched; where it
 changes rows, the model is sharded anew, and these rows (and optimizer states for them, if some were loaded)
 are redistributed, one parameter after another. Parameters remain the same objects.
-  Without `memory=` this only saves memory, so units are left unchanged if the forward cannot be traced, or if
-  tracing would be visible (the script's own hooks would be called once more).
+  Without `memory=` this only saves memory, so units are left unchanged if the forward cannot be traced, if it runs within
+  a transform of torch.func, or if tracing would be visible (the script's own hooks would be called once more).
   The call is intercepted by a temporary subclass that the module gets until then. A hook would run too late,
   since a call looks up all hooks and forward before it runs the first hook.
   A registered method (Lightning's `training_step`) may be what trains, so its first call makes the plan as well, and
@@ -148,7 +148,10 @@ def _before_call(model: nn.Module, method: str | None, args: Any, kwargs: Any) -
     if not (model.training and torch.is_grad_enabled()) or torch._C._current_graph_task_id() != -1:
         return  # within a backward it is recomputed
     if torch._C._are_functorch_transforms_active():
-        return  # parameters cannot be exchanged there
+        # Parameters cannot be exchanged there, nor afterwards, under the graph that this forward leaves for backward.
+        if _waiting[model].options.memory is None:
+            stop_waiting(model)
+        return
     sharded = sharded_of(model)
     if sharded is None or sharded.in_use:
         return  # None: a part that is read for the plan of the model around it

@@ -376,6 +376,54 @@ def test_functional_transforms(ranks):
     ranks(functional, world=2)
 
 
+def of_one(model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda sample: model(sample[None])[0]
+
+
+def forward_derivative(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    with torch.autograd.forward_ad.dual_level():
+        output = model(torch.autograd.forward_ad.make_dual(x, 2 * x))
+        return torch.autograd.forward_ad.unpack_dual(output).tangent.square().mean()
+
+
+def mean_flow(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    output, tangent = torch.func.jvp(model, (x,), (2 * x,))
+    return (output - (output - tangent).detach()).square().mean()
+
+
+DERIVATIVES: dict[str, Callable[[nn.Module, torch.Tensor], torch.Tensor]] = {
+    "a detached tangent": mean_flow,
+    "jvp": lambda m, x: torch.func.jvp(m, (x,), (2 * x,))[1].square().mean(),
+    "forward_ad": forward_derivative,
+    "jvp in vmap": lambda m, x: (
+        torch.vmap(lambda v: torch.func.jvp(of_one(m), (v,), (v,))[1])(x).square().mean()
+    ),
+    "vjp": lambda m, x: torch.func.vjp(m, x)[1](torch.ones_like(m(x)))[0].square().mean(),
+    "jacrev": lambda m, x: torch.vmap(torch.func.jacrev(of_one(m)))(x).square().mean(),
+    "jacfwd": lambda m, x: torch.vmap(torch.func.jacfwd(of_one(m)))(x).square().mean(),
+    "hessian": lambda m, x: torch.vmap(torch.func.hessian(lambda v: of_one(m)(v).square().sum()))(x).mean(),
+}
+
+
+def derivatives(me: Member) -> None:
+    for plan in ("NO_SHARD", "FULL_SHARD"):
+        pair = pair_of(me, plan)
+        (x,), _ = pair.data(0)
+        for name, loss_by in DERIVATIVES.items():
+            with naming(f"{name}, {plan}"):
+                loss_by(pair.whole, x).backward(), loss_by(pair.sharded, me.part(x)).backward()
+                pair.same_gradients()
+                pair.update()
+
+
+@pytest.mark.outcome(
+    "a loss of `torch.func.jvp` (MeanFlow), `jacrev`, `jacfwd`, `hessian`, `forward_ad`: derivatives by inputs",
+    "equal",
+)
+def test_derivatives_by_inputs(ranks):
+    ranks(derivatives, world=2)
+
+
 def traced(me: Member) -> None:
     for name, plan in {**PLANS, **SLICES}.items():
         with naming(name):

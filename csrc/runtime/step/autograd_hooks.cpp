@@ -1,6 +1,5 @@
 #include "runtime/step/autograd_hooks.hpp"
 
-#include <ATen/functorch/BatchedTensorImpl.h>
 #include <ATen/record_function.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/engine.h>
@@ -54,12 +53,6 @@ struct EndsCall final : torch::autograd::FunctionPostHook {
   }
 };
 
-// Outputs of torch.vmap: the graph belongs to the wrapped tensor.
-at::Tensor with_graph(at::Tensor output) {
-  while (const auto* batched = at::functorch::maybeGetBatchedImpl(output)) output = batched->value();
-  return output;
-}
-
 // A hook on a leaf would stay there for ever, and is not needed: no part of the module's graph lies behind a
 // leaf.
 bool hookable(const at::Tensor& t) { return t.defined() && t.requires_grad() && !t.is_leaf(); }
@@ -98,12 +91,10 @@ void follow_stream(Parameter& param) {
 
 void watch_outputs(const std::shared_ptr<BackwardPass>& pass, const Call& call,
                    const std::vector<at::Tensor>& outputs, const std::shared_ptr<Invocation>& invocation) {
-  for (const at::Tensor& each : outputs) {
-    const at::Tensor output = with_graph(each);
+  for (const at::Tensor& output : outputs)
     if (hookable(output))
       output.register_hook(
           [pass, &call, invocation](const at::TensorBase&) { pass->begin_call(call, invocation.get()); });
-  }
 }
 
 void watch_end(const std::shared_ptr<BackwardPass>& pass, const Call& call,
@@ -118,8 +109,8 @@ void watch_end(const std::shared_ptr<BackwardPass>& pass, const Call& call,
   const auto reach = [&](Node* node) {
     if (inside(node) && found.insert(node).second) open.push_back(node);
   };
-  for (const at::Tensor& each : outputs)
-    if (const at::Tensor output = with_graph(each); hookable(output)) reach(output.grad_fn().get());
+  for (const at::Tensor& output : outputs)
+    if (hookable(output)) reach(output.grad_fn().get());
   while (!open.empty()) {
     Node* node = open.back();
     open.pop_back();

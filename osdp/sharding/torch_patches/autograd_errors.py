@@ -156,9 +156,15 @@ def _leaves(outputs: Iterable[Any]) -> list[Tensor]:
 
 def install_typed_errors() -> None:
     functorch: Any = torch._C._functorch
-    _C.set_python_functions(typed, getattr(functorch, "is_gradtrackingtensor", lambda tensor: False))
+    is_differentiated = getattr(functorch, "is_gradtrackingtensor", lambda tensor: False)
+    _C.set_python_functions(typed, is_differentiated, _unwrapped)
     if hasattr(torch.autograd, "_engine_run_backward"):
         replace(torch.autograd, "_engine_run_backward", _watched)
+
+
+def _unwrapped(tensor: Tensor) -> Tensor | None:
+    functorch: Any = torch._C._functorch
+    return functorch.get_unwrapped(tensor) if functorch.is_functorch_wrapped_tensor(tensor) else None
 
 
 def _watched(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -197,6 +203,7 @@ def _watch_graph_of(gradients: Any, args: Any, kwargs: Any) -> None:
     if not made:  # they are in .grad
         into = _inputs(args, kwargs) or _leaves(args[0])
         made = [leaf.grad for leaf in into if isinstance(leaf, Tensor)]
-    for gradient in made:
-        if gradient is not None and gradient.grad_fn is not None:
+    ends: list[Any] = _C.ends_of_graph([each for each in made if each is not None])
+    for gradient in ends:
+        if gradient.grad_fn is not None:
             gradient.register_hook(_C.begin_backwards)

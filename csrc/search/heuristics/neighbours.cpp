@@ -76,24 +76,31 @@ void Neighbours::list_in_order() {
 }
 
 void Neighbours::add_operators(std::vector<int> operators) {
-  for (const Mode mode : evaluator_.request().space.modes) {
+  const Space& space = evaluator_.request().space;
+  for (const Mode mode : space.modes) {
     for (const bool only_slices : {false, true})
       in_order_.push_back([this, operators, mode, only_slices](IndexedPlan& plan) {
-        return set(plan, operators, mode, only_slices);
+        return set(plan, operators, mode, 1, only_slices);
       });
   }
+  if (operators.size() == open_.size()) return;
+  for (const int64_t slices : space.granularities)
+    in_order_.push_back([this, operators, slices](IndexedPlan& plan) {
+      return set(plan, operators, Mode::FullShard, slices, false);
+    });
 }
 
-// Sets `operators`, or only those that are split, to `mode`, unsplit.
-bool Neighbours::set(IndexedPlan& plan, const std::vector<int>& operators, Mode mode,
+// Sets `operators`, or only those that are split, to `mode` in so many slices, all of them sharded.
+bool Neighbours::set(IndexedPlan& plan, const std::vector<int>& operators, Mode mode, int64_t slices,
                      bool only_slices) const {
   bool changed = false;
   for (const int i : operators) {
     const auto& list = evaluator_.candidates(i, evaluator_.way_of(i, plan.decision));
     int& choice = plan.decision.choices[i];
     if (only_slices && list[choice].granularity == 1) continue;
-    const auto to = std::find_if(list.begin(), list.end(),
-                                 [&](const Candidate& c) { return c.mode == mode && c.granularity == 1; });
+    const auto to = std::find_if(list.begin(), list.end(), [&](const Candidate& c) {
+      return c.mode == mode && c.granularity == slices && (slices == 1 || c.sharded_slices == slices);
+    });
     if (to == list.end() || to - list.begin() == choice) continue;
     choice = static_cast<int>(to - list.begin());
     changed = true;
@@ -138,7 +145,7 @@ void Neighbours::set_run(IndexedPlan& plan) {
   const std::vector<Mode>& modes = evaluator_.request().space.modes;
   set(plan,
       {open_.begin() + static_cast<std::ptrdiff_t>(first), open_.begin() + static_cast<std::ptrdiff_t>(last)},
-      modes[below(modes.size())], false);
+      modes[below(modes.size())], 1, false);
 }
 
 void Neighbours::set_blocks(IndexedPlan& plan, bool coarse) {

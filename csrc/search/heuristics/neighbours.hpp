@@ -18,7 +18,8 @@ class Neighbours {
 
   // Coarse moves; each returns false if it changes nothing. Units are gathered further ahead, or less far;
   // all operators, those at one position of the blocks, half of those, or a single one near either end of the
-  // model take another mode, unsplit; the first or the last blocks of a class take another recomputation.
+  // model take another mode, unsplit, or but for all operators FULL_SHARD in slices; the first or the last
+  // blocks of a class take another recomputation.
   using Change = std::function<bool(IndexedPlan&)>;
   const std::vector<Change>& in_order() const { return in_order_; }
 
@@ -40,7 +41,8 @@ class Neighbours {
   static constexpr size_t kEnds = 6;  // operators at either end with moves of their own
   void list_in_order();
   void add_operators(std::vector<int> operators);
-  bool set(IndexedPlan& plan, const std::vector<int>& operators, Mode mode, bool only_slices) const;
+  bool set(IndexedPlan& plan, const std::vector<int>& operators, Mode mode, int64_t slices,
+           bool only_slices) const;
 
   struct Range {
     size_t first, last;

@@ -23,23 +23,27 @@ std::vector<SlotOption> slot_options(const std::vector<Candidate>& candidates, R
   std::vector<SlotOption> options;
   for (size_t c = 0; c < candidates.size(); ++c) {
     const Candidate& x = candidates[c];
-    SlotOption o;
+    SlotOption& o = options.emplace_back(slot_option(x, way, request, batch));
     o.candidate = static_cast<int>(c);
     if (!memory_alone) o.time = batch.accumulation * x.communication_ps + x.optimizer_ps;
-    o.before = o.after = x.state_bytes;
-    if (!request.paper()) {
-      o.before += x.gathered_bytes - (batch.accumulation > 1 ? 0 : x.gradient_bytes);
-      o.own = own_in(x, batch.accumulation > 1);
-      if (way == Recompute::Hold) o.held = x.held_bytes;
-      o.late = x.late_bytes, o.left = x.left_bytes, o.left_phases = x.left_phases;
-    }
-    options.push_back(o);
   }
   keep_undominated(options, no_worse);
   return options;
 }
 
 }  // namespace
+
+SlotOption slot_option(const Candidate& c, Recompute way, const Request& request, Batch batch) {
+  SlotOption o;
+  o.before = o.after = c.state_bytes;
+  if (request.paper()) return o;
+  const bool accumulates = batch.accumulation > 1;
+  o.before += c.gathered_bytes - (accumulates ? 0 : c.gradient_bytes);
+  o.own = own_in(c, accumulates);
+  if (way == Recompute::Hold) o.held = c.held_bytes;
+  o.late = c.late_bytes, o.left = c.left_bytes, o.left_phases = c.left_phases;
+  return o;
+}
 
 PhasePrices::PhasePrices(const std::vector<double>& prices) : sums_(prices.size() + 1, 0) {
   for (size_t j = 0; j < prices.size(); ++j) sums_[j + 1] = sums_[j] + prices[j];

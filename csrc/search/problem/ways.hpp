@@ -51,6 +51,9 @@ struct Way {
   std::vector<std::vector<SlotOption>> slots;  // undominated ones; empty: no parameters, or no option
 };
 
+// What a candidate takes of memory under a recomputation.
+SlotOption slot_option(const Candidate& candidate, Recompute way, const Request& request, Batch batch);
+
 // `memory_alone`: all times are 0.
 std::vector<Way> ways_of(const EquivalenceClass& cls, const Request& request, Batch batch, bool memory_alone);
 

@@ -284,13 +284,14 @@ def splitting(found: Mapping[str, Any]) -> list[str]:
     if not found:
         return []
     numbers = tuple(f"g = {g}" for g in NUMBERS)
-    timed = "medians of interleaved rounds" if found["rounds"] else "no times: the machine had other work"
+    rows = found["rows"]
     page = ["## Splitting: one product, and one table, by number of slices", ""]
     page += [
         "`benchmarks/splitting.py`: FULL_SHARD and AdamW; a product of width h with 4 h outputs, and a table of 50,257",
         "words of width h, each before a small layer. Peaks of a step in MB, with parameters and optimizer state, and in",
-        f"brackets the part of the unsplit one. Measured: ranks on one CPU ({machine_line(found['machine'])});",
-        f"{timed}. Predicted: the most that any timing holds, on ranks of a CPU and on 8 RTX TITAN, the machine of the",
+        "brackets the part of the unsplit one. Measured: ranks on one CPU; times are medians of rounds.",
+        *measured_where(rows),
+        "Predicted: the most that any timing holds, on ranks of a CPU and on 8 RTX TITAN, the machine of the",
         "paper's curves. The paper has none for 4,096 and for g = 2, and does not say what its peaks count beside the",
         "operator: at 768 they do not fall at all, and 105 MB at 1,024 are 6.3 weights. With two ranks state alone is 1.5.",
         "",
@@ -299,7 +300,6 @@ def splitting(found: Mapping[str, Any]) -> list[str]:
         "it is whole.",
         "",
     ]
-    rows = found["rows"]
     for title, lines in (
         ("", peaks_by_slices),
         ("Peaks less parameters and optimizer state, in weights:", without_state),
@@ -308,6 +308,24 @@ def splitting(found: Mapping[str, Any]) -> list[str]:
         page += [title, ""] if title else []
         page += table(("", "", *numbers), [line.split(" | ") for row in rows for line in lines(row)])
     return page
+
+
+def measured_where(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """How each was timed, and on which machine: a line for each that differs."""
+    where: dict[str, list[str]] = {}
+    for row in rows:
+        for ranks, m in row["measured"].items():
+            turns = "one number of slices after the other" if m["apart"] else "in turns"
+            how = (
+                f"{m['rounds']} rounds {turns}"
+                if m["rounds"]
+                else "no times, since the machine had other work"
+            )
+            name = f"{row['kind']} {row['width']:,} on {ranks} ranks"
+            where.setdefault(f"{how} ({machine_line(m['machine'])})", []).append(name)
+    *others, most = sorted(where.items(), key=lambda item: len(item[1]))
+    lines = [f"{', '.join(names)}: {how}." for how, names in others]
+    return [*wrapped(*lines, f"All others: {most[0]}." if others else f"{most[0]}.")]
 
 
 def main() -> None:

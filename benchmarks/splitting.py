@@ -1,6 +1,7 @@
 """One matrix product, one table, and one convolution, in slices: peak and time by their number, beside the paper's curves.
 
-    python benchmarks/splitting.py [--kinds KIND ...] [--json FILE] [--rounds N] [--ranks 2 4] [--most-mib 300]
+    python benchmarks/splitting.py [--kinds KIND ...] [--widths W ...] [--json FILE] [--rounds N] [--apart] [--ranks 2 4]
+        [--most-mib 300]
 
 The product is of width h with 4 h outputs (as in a transformer's MLP, and in the paper's figure, whose unsplit peaks are
 4.3 weights), the table has 50,257 words of width h, the convolution has 4 h outputs, kernels of 3 x 3 and an image of
@@ -9,7 +10,8 @@ is measured is gathered again for backward, as in a model (what ends forward is 
 the live heap in steps over what was live before the model was made (heap_peak.c), with parameters and optimizer state.
 Weights of more than --most-mib are predicted alone. Predicted: the simulated step of the same plan, on as many ranks of
 CPUs, and on 8 RTX TITAN, the paper's machine. --rounds: also times, medians over rounds in which every g takes one step, the
-slowest rank's; 0: peaks alone.
+slowest rank's; 0: peaks alone. --apart: a g takes all its rounds before the next one is made, so that one model is in memory
+at a time, which weights of a GiB need. --json: what the file holds of other kinds, widths and ranks stays.
 """
 
 from __future__ import annotations
@@ -80,7 +82,7 @@ def plans(kind: str, width: int) -> dict[int, Any]:
     return {1: apart, **{g: apart.replace({"one": choice}) for g, choice in slices.items()}}
 
 
-def measure(kind: str, width: str, rounds: str) -> dict[str, Any]:
+def measure(kind: str, width: str, rounds: str, apart: str) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
     from support.heap import Heap
@@ -93,7 +95,15 @@ def measure(kind: str, width: str, rounds: str) -> dict[str, Any]:
     torch.optim.AdamW(first.parameters(), fused=True).step()
     del first
     peaks: dict[int, float] = {}
+    times: dict[int, list[float]] = {}
     steps = {}
+
+    def timed(g: int) -> None:
+        dist.barrier()
+        begin = time.perf_counter()
+        steps[g]()
+        times.setdefault(g, []).append(slowest(time.perf_counter() - begin))
+
     for g, plan in plans(kind, int(width)).items():
         before = heap.live()
         model, x = made(kind, int(width))
@@ -115,16 +125,15 @@ def measure(kind: str, width: str, rounds: str) -> dict[str, Any]:
         peaks[g] = slowest(max(seen))
         steps[g] = step
         del model, x, optimizer, step
-        if rounds == "0":
+        if apart == "True":
+            for _ in range(int(rounds)):
+                timed(g)
+        if apart == "True" or rounds == "0":
             steps.clear()
-    times: dict[int, list[float]] = {g: [] for g in steps}
     names = list(steps)
-    for turn in range(int(rounds)):
+    for turn in range(int(rounds) if names else 0):
         for g in names[turn % len(names) :] + names[: turn % len(names)]:
-            dist.barrier()
-            begin = time.perf_counter()
-            steps[g]()
-            times[g].append(slowest(time.perf_counter() - begin))
+            timed(g)
     return {"peak_bytes": peaks, "median_s": {g: median(t) for g, t in times.items()}}
 
 
@@ -149,22 +158,28 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--rounds", type=int, default=0)
     parser.add_argument("--most-mib", type=int, default=300)
+    parser.add_argument("--apart", action="store_true")
     parser.add_argument("--kinds", choices=KINDS, nargs="+", default=KINDS)
+    parser.add_argument("--widths", type=int, choices=WIDTHS, nargs="+", default=WIDTHS)
     arguments = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    found = {"machine": machine(), "rounds": arguments.rounds, "rows": rows}
+    rows: dict[tuple[str, int], dict[str, Any]] = {}
+    if arguments.json and arguments.json.exists():
+        rows = {(row["kind"], row["width"]): row for row in json.loads(arguments.json.read_text())["rows"]}
     for kind in arguments.kinds:
-        for width in WIDTHS:
-            row: dict[str, Any] = {"kind": kind, "width": width, "weight_bytes": weight_bytes(kind, width)}
-            row["predicted"] = {n: predicted(kind, width, n) for n in (*arguments.ranks, 8)}
-            row["measured"] = {}
+        for width in arguments.widths:
+            row = rows.get((kind, width), {"measured": {}, "predicted": {}})
+            row |= {"kind": kind, "width": width, "weight_bytes": weight_bytes(kind, width)}
+            row["predicted"] |= {str(n): predicted(kind, width, n) for n in (*arguments.ranks, 8)}
             for n in arguments.ranks if row["weight_bytes"] <= arguments.most_mib << 20 else ():
-                row["measured"][n] = run_ranks(__file__, [kind, str(width), str(arguments.rounds)], n)
-            row = json.loads(json.dumps(row))
-            rows.append(row)
+                here, given = machine(), [kind, str(width), str(arguments.rounds), str(arguments.apart)]
+                measured = run_ranks(__file__, given, n, seconds=1800)
+                settings = {"rounds": arguments.rounds, "apart": arguments.apart, "machine": here}
+                row["measured"][str(n)] = measured | settings
+            rows[kind, width] = row = json.loads(json.dumps(row))
             print("\n".join([*peaks_by_slices(row), *times_by_slices(row)]), flush=True)
             if arguments.json:
-                arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+                order = sorted(rows, key=lambda at: (KINDS.index(at[0]), at[1]))
+                arguments.json.write_text(json.dumps({"rows": [rows[at] for at in order]}, indent=1) + "\n")
     return 0
 
 
@@ -193,7 +208,7 @@ def _lines(
     row: dict[str, Any], what: str, scale: float, form: str, *, all_ranks: bool = True, papers: bool = True
 ) -> list[str]:
     sources = []
-    for ranks, of_ranks in row["predicted"].items():
+    for ranks, of_ranks in sorted(row["predicted"].items(), key=lambda item: int(item[0])):
         sources.append((f"{ranks} ranks, measured", row["measured"].get(ranks, {}).get(what)))
         if all_ranks or ranks == "8":
             sources.append((f"{ranks} ranks, predicted", of_ranks[what]))

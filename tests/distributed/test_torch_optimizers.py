@@ -51,6 +51,39 @@ class SAM(torch.optim.Optimizer):
         self.base_optimizer.step()
 
 
+class StableAdamW(torch.optim.Optimizer):
+    """Slower by the mean over a tensor where gradients jump, and only there."""
+
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                square = self.state[p].setdefault("square", p.grad.square() + 1e-12)
+                square.lerp_(p.grad.square(), 0.01)
+                slower = (p.grad.square() / square).mean().sqrt().clamp(min=1)
+                p.addcdiv_(p.grad, square.sqrt(), value=-group["lr"] / float(slower))
+
+
+class SGDP(torch.optim.Optimizer):
+    """Takes off the part along the parameter where a gradient is almost orthogonal to it, and only there."""
+
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                along = float((p * p.grad).sum() / (p.norm() * p.grad.norm()))
+                radial = (
+                    p * (p * p.grad).sum() / p.square().sum() if abs(along) < 0.1 / p.numel() ** 0.5 else 0
+                )
+                p.sub_(p.grad - radial, alpha=group["lr"])
+
+
 class Sign(torch.optim.Optimizer):
     """Nobody's, and element-wise; takes no closure, and begins with a learning rate of 0."""
 
@@ -62,6 +95,7 @@ class Sign(torch.optim.Optimizer):
     def step(self):
         for group in self.param_groups:
             for p in group["params"]:
+                self.state["run"]["steps"] = 1  # some have such entries
                 momentum = self.state[p].setdefault("momentum", torch.zeros_like(p))
                 momentum.mul_(0.9).add_(p.grad)
                 p.sub_(momentum.sign(), alpha=group["lr"] * self.scale)
@@ -86,12 +120,15 @@ WHOLE = {
     "LBFGS": lambda ps: torch.optim.LBFGS(ps),
     "LARS": lambda ps: LARS(ps),
     "SAM": lambda ps: SAM(ps, torch.optim.SGD, lr=0.1),
+    "StableAdamW": StableAdamW,
+    "SGDP": SGDP,
 }
+OWN = ("LARS", "SAM", "StableAdamW", "SGDP")
 
 
 def refused(me: Member) -> None:
     for name, make in WHOLE.items():
-        if not hasattr(torch.optim, name) and name not in ("LARS", "SAM"):
+        if not hasattr(torch.optim, name) and name not in OWN:
             continue
         with naming(name):
             pair = Pair(me, blocks.workload(), lambda d: plans.mixture(d, 3), optimizer=make)

@@ -31,8 +31,11 @@ from osdp.sharding.sharded_parameters import ShardedParameter, sharded_parameter
 from osdp.sharding.torch_patches.optimizer_options import OptionCheck
 from osdp.sharding.torch_patches.states_of_optimizers import check_first_step
 
-STEPS = 3
-TOLERANCE = 1e-5  # of the step; element-wise ones differ by rounding, if at all
+# Of each step: whether gradients jump, as some optimizers scale the steps that follow (StableAdamW), and whether they are
+# nearly orthogonal to the whole parameter, which some look for (SGDP).
+STEPS = ((False, False), (False, False), (True, False), (True, True))
+# Of the step, and of the parameter; element-wise ones differ by rounding, if at all.
+TOLERANCES = {torch.float64: (1e-9, 1e-13), torch.float32: (1e-5, 1e-6)}
 _NAMES = (
     *("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD"),
     *("NAdam", "RAdam", "RMSprop", "Rprop", "SGD", "SparseAdam"),
@@ -100,7 +103,10 @@ def check_optimizer(optimizer: Optimizer, cut: dict[int, ShardedParameter]) -> N
         )
     try:
         with torch.random.fork_rng(devices=[]):
-            difference = step_difference(optimizer, cut)
+            try:
+                difference = step_difference(optimizer, cut)
+            except Exception:  # a kernel that has no double precision, say
+                difference = step_difference(optimizer, cut, torch.float32)
     except Exception as error:
         warn(
             f"{first.rank_name}: OSDP cannot tell whether {kind} is element-wise "
@@ -119,16 +125,21 @@ def check_optimizer(optimizer: Optimizer, cut: dict[int, ShardedParameter]) -> N
         )
 
 
-def step_difference(optimizer: Optimizer, cut: dict[int, ShardedParameter]) -> float | None:
+def step_difference(
+    optimizer: Optimizer, cut: dict[int, ShardedParameter], dtype: torch.dtype = torch.float64
+) -> float | None:
     """Relative difference between steps of halves and the step of the whole; None if they agree."""
-    whole, upper, lower = (_Trial(optimizer, cut, part) for part in (slice(None), slice(0, 3), slice(3, 6)))
-    for _ in range(STEPS):
+    parts = (slice(None), slice(0, 3), slice(3, 6))
+    whole, upper, lower = (_Trial(optimizer, cut, part, dtype) for part in parts)
+    of_step, of_start = TOLERANCES[dtype]
+    for jumps, orthogonal in STEPS:
+        along = whole.along(jumps) if orthogonal else [0.0] * len(whole.params)
         for trial in (whole, upper, lower):
-            trial.step()
+            trial.step(jumps, along)
         for w, u, low, start in zip(whole.params, upper.params, lower.params, whole.start, strict=True):
             step = (w.detach() - start).norm()
             apart = (torch.cat([u.detach(), low.detach()]) - w.detach()).norm()
-            if not apart <= TOLERANCE * step + 1e-6 * start.norm():
+            if not apart <= of_step * step + of_start * start.norm():
                 return float(apart / step)
     return None
 
@@ -136,31 +147,30 @@ def step_difference(optimizer: Optimizer, cut: dict[int, ShardedParameter]) -> f
 class _Trial:
     """An optimizer like the given one over small tensors: rows `part` of six."""
 
-    def __init__(self, optimizer: Optimizer, cut: dict[int, ShardedParameter], part: slice) -> None:
+    def __init__(
+        self, optimizer: Optimizer, cut: dict[int, ShardedParameter], part: slice, dtype: torch.dtype
+    ) -> None:
         device = next(p.device for g in optimizer.param_groups for p in g["params"] if id(p) in cut)
         generator = torch.Generator().manual_seed(0)
         self.params: list[nn.Parameter] = []
         self.start: list[Tensor] = []
         self.targets: list[Tensor] = []
         self.curvatures: list[Tensor] = []
+        self.jumps: list[Tensor] = []
         replaced: list[list[nn.Parameter]] = []
         for group in optimizer.param_groups:
-            # In low precision rounding would hide a difference.
-            shapes = {
-                (len(c.full_shape), torch.promote_types(p.dtype, torch.float32))
-                for p in group["params"]
-                if (c := cut.get(id(p)))
-            }
+            dimensions = {len(c.full_shape) for p in group["params"] if (c := cut.get(id(p)))}
             replaced.append([])
-            for dims, dtype in sorted(shapes, key=str):
+            for dims in sorted(dimensions):
                 size = (6, 4, 2, 2, *(1,) * dims)[:dims]
                 # The halves have different magnitudes, so that their norms differ.
                 scale = torch.tensor([1.0, 1.0, 1.0, 5.0, 5.0, 5.0]).view(6, *(1,) * (dims - 1))
                 start, target = (torch.randn(size, generator=generator) * scale for _ in range(2))
-                curvature = 30 ** (2 * torch.rand(size, generator=generator) - 1)
+                curvature, jump = (30 ** (2 * torch.rand(size, generator=generator) - 1) for _ in range(2))
                 self.start.append(start.to(device, dtype)[part])
                 self.targets.append(target.to(device, dtype)[part])
                 self.curvatures.append(curvature.to(device, dtype)[part])
+                self.jumps.append(jump.to(device, dtype)[part])
                 self.params.append(nn.Parameter(self.start[-1].clone()))
                 replaced[-1].append(self.params[-1])
         self.optimizer = _like(optimizer, replaced)
@@ -169,19 +179,27 @@ class _Trial:
         self._step: Callable[..., Any] = getattr(step, "__wrapped__", step)
         self._takes_closure = "closure" in inspect.signature(step).parameters
 
-    def loss(self) -> Tensor:
-        """A sum over elements, so the gradient of an element depends on that element alone."""
-        total = torch.zeros(())
-        for parameter, target, curvature in zip(self.params, self.targets, self.curvatures, strict=True):
-            apart = parameter.detach() - target
-            parameter.grad = curvature * apart
-            total += (0.5 * parameter.grad * apart).sum().cpu()
-        return total
+    def _gradients(self, jumps: bool) -> list[Tensor]:
+        """Each element depends on that element alone."""
+        rows = zip(self.params, self.targets, self.curvatures, self.jumps, strict=True)
+        return [(p.detach() - to) * c * (jump if jumps else 1) for p, to, c, jump in rows]
 
-    def step(self) -> None:
-        self.loss()
+    def along(self, jumps: bool) -> list[float]:
+        """How much of each gradient is along its parameter, but for a hundredth."""
+        pairs = zip((p.detach() for p in self.params), self._gradients(jumps), strict=True)
+        return [float((g * p).sum() / p.square().sum() - 0.01 * g.norm() / p.norm()) for p, g in pairs]
+
+    def step(self, jumps: bool, along: list[float]) -> None:
+        def loss() -> Tensor:
+            total = torch.zeros(())
+            for p, g, much in zip(self.params, self._gradients(jumps), along, strict=True):
+                p.grad = g - much * p.detach()
+                total += (0.5 * p.grad * p.detach()).sum().cpu()
+            return total
+
+        loss()
         if self._takes_closure:
-            self._step(self.optimizer, self.loss)
+            self._step(self.optimizer, loss)
         else:
             self._step(self.optimizer)
 

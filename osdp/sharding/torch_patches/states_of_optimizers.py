@@ -37,6 +37,8 @@ def check_first_step(optimizer: Optimizer) -> None:
     if optimizer in _known:
         return
     for parameter, state in optimizer.state.items():
+        if not isinstance(parameter, Tensor):
+            continue  # some keep counters of the whole run under names
         former = _moved.get(parameter)  # type: ignore[no-untyped-call]
         for key, value in state.items() if isinstance(state, dict) else ():
             if isinstance(value, Tensor) and tuple(value.shape) == former != tuple(parameter.shape):

@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard as torchs_fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.optim import SGD, AdamW
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -190,6 +190,49 @@ def kept(me: Member, directory: str) -> None:
 
 def test_states_and_copies(ranks, tmp_path):
     ranks(kept, str(tmp_path / "checkpoint"), world=2)
+
+
+class Scaled(nn.Linear):
+    """Has a parameter without dimensions, of which every rank has all."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, 5)
+        self.scale = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.scale
+
+
+def states_of_one_process(me: Member) -> None:
+    for name in ("blocks", "NO_SHARD"):
+        for make in (partial(AdamW, foreach=False), partial(SGD, momentum=0.9), torch.optim.NAdam):
+            whole = nn.Sequential(Scaled(), nn.Linear(5, 3)).double()
+            model = copy.deepcopy(whole)
+            if name == "blocks":
+                osdp.fully_shard(model, mesh=DeviceMesh.from_group(me.group, "cpu"))
+            else:
+                plan = osdp.Plan.uniform(osdp.describe(model, batch(me, 0)), name)
+                osdp.fully_shard(model, plan, me.group, dtensor_parameters=True)
+            optimizers = make(whole.parameters(), lr=0.1), make(model.parameters(), lr=0.1)
+            for step in range(2):
+                x = batch(me, step)
+                whole(x).square().mean().backward(), optimizers[0].step(), optimizers[0].zero_grad()
+                if step == 0:
+                    model.load_state_dict({k: distribute(me, v, name) for k, v in whole.state_dict().items()})
+                    optimizers[1].load_state_dict(copy.deepcopy(optimizers[0].state_dict()))
+                else:
+                    model(me.part(x)).square().mean().backward(), optimizers[1].step()
+            same(model, whole, f"{name}, {optimizers[0]}")
+
+
+def distribute(me: Member, value: torch.Tensor, manner: str) -> torch.Tensor:
+    if manner != "blocks" or value.dim() == 0:
+        return value
+    return distribute_tensor(value, DeviceMesh.from_group(me.group, "cpu"), [Shard(0)])
+
+
+def test_states_of_one_process(ranks):
+    ranks(states_of_one_process, world=2)
 
 
 def with_plan(me: Member) -> None:

@@ -18,11 +18,13 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from osdp.base.tensor_parallel import is_dtensor
 from osdp.errors import ShardingError
-from osdp.sharding.dtensor_parameters import shown_like
+from osdp.sharding.dtensor_parameters import shown_like, shows_dtensors
 from osdp.sharding.dtensors import as_dtensor, rank_of, rows_of, rows_of_full
 from osdp.sharding.parameter_meshes import mesh_of
 from osdp.sharding.sharded_parameters import ShardedParameter, sharded_parameters
@@ -60,14 +62,18 @@ def _taking_apart(original: Callable[..., None]) -> Callable[..., None]:
         cut = _cut_of(self)
         if cut:
             holds_states(self)
-        if cut and "state" in state_dict and "param_groups" in state_dict:
+        shown = shows_dtensors(_parameters(self))
+        if (cut or shown) and "state" in state_dict and "param_groups" in state_dict:
             # torch reports a wrong number of parameters.
             places = dict(zip(_indices(state_dict["param_groups"]), _parameters(self), strict=False))
             states = {}
             for key, state in state_dict["state"].items():
-                parameter = cut.get(id(places.get(key)))
-                if parameter is not None:
-                    state = _map(state, _Local(self, parameter, shown_like(places[key])))
+                place = places.get(key)
+                wrap = None if place is None else shown_like(place)
+                if (parameter := cut.get(id(place))) is not None:
+                    state = _map(state, _Local(self, parameter, wrap))
+                elif place is not None and wrap is not None:
+                    state = _map(state, functools.partial(_whole, place.shape, wrap))
                 states[key] = state
             state_dict = {**state_dict, "state": states}
         original(self, state_dict)
@@ -96,6 +102,15 @@ def _map(value: Value, function: Callable[[Tensor, str], Tensor], key: str = "")
     if isinstance(value, list | tuple) and type(value) in (list, tuple):
         return type(value)(_map(v, function, key) for v in value)
     return value
+
+
+# torch's optimizers keep these as plain tensors; of a parameter without dimensions they have its shape.
+_COUNTERS = {"step", "eta", "mu", "mu_product"}
+
+
+def _whole(shape: torch.Size, wrap: Callable[[Tensor], Tensor], value: Tensor, key: str) -> Tensor:
+    """A full tensor as the optimizer keeps it of a parameter that is a DTensor of which each rank has all."""
+    return value if is_dtensor(value) or value.shape != shape or key in _COUNTERS else wrap(value)
 
 
 class _Shown:

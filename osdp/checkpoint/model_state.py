@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from osdp.base.modules import without_wrappers
 from osdp.base.names import joined
-from osdp.base.tensor_parallel import local_part
+from osdp.base.tensor_parallel import is_dtensor, local_part
 from osdp.base.tensor_trees import dtype_name
 from osdp.base.warned import warn
 from osdp.checkpoint.boxes import Chunk, Piece, WholePiece, chunks
@@ -336,6 +337,11 @@ def _names(parameters: Mapping[str, nn.Parameter], optimizer: Optimizer) -> dict
 
 
 def _state_entry(full: tuple[int, ...], parameter: Tensor, value: Tensor, where: str) -> TensorEntry:
+    if is_traceable_wrapper_subclass(value) and not is_dtensor(value):
+        raise ShardingError(
+            f"{where} is a {type(value).__name__}, which holds other tensors than it shows: a checkpoint has plain ones. "
+            "Save optimizer.state_dict() on each rank"
+        )
     if value.shape == parameter.shape:
         return TensorEntry(full, dtype_name(value))
     if value.numel() != 1:

@@ -21,6 +21,7 @@ import torch.distributed.checkpoint as dcp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 import osdp.checkpoint.model_state
 import osdp.checkpoint.places
@@ -363,6 +364,16 @@ def test_a_state_that_no_other_layout_could_hold_is_refused(tmp_path: Path) -> N
     model, optimizer = trained()
     optimizer.state[model.first.weight]["row"] = torch.zeros(6)
     with pytest.raises(ShardingError, match=r"'row' of first\.weight"):
+        save(model, optimizer, tmp_path / "step")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_state_that_is_not_what_it_shows_is_refused(tmp_path: Path) -> None:
+    """As the moments in 8 bits of torchao's optimizers are."""
+    model, optimizer = trained()
+    state = optimizer.state[model.first.weight]
+    state["exp_avg"] = TwoTensor(state["exp_avg"], state["exp_avg"].clone())
+    with pytest.raises(ShardingError, match=r"'exp_avg' of first\.weight is a TwoTensor"):
         save(model, optimizer, tmp_path / "step")
     assert not list(tmp_path.iterdir())
 

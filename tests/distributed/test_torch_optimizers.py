@@ -101,6 +101,19 @@ class Sign(torch.optim.Optimizer):
                 p.sub_(momentum.sign(), alpha=group["lr"] * self.scale)
 
 
+class Rounds(torch.optim.Optimizer):
+    """Element-wise but for the rounding of float32, which depends on how many elements a kernel gets."""
+
+    def __init__(self, params):
+        super().__init__(params, {"lr": 1e-2})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(p.grad, alpha=group["lr"] * (1 + 5e-9 * (p.numel() % 32)))
+
+
 class Strange(torch.optim.SGD):
     """Cannot be tried."""
 
@@ -185,6 +198,9 @@ def unknown(me: Member) -> None:
     for _, optimizer in pair.both:
         optimizer.param_groups[0]["lr"] = 1e-2
     pair.train(steps=2)
+    pair = Pair(me, blocks.workload(), "FULL_SHARD", optimizer=Rounds)
+    pair.backward(pair.data(0))
+    pair.sharded_optimizer.step()
     pair = Pair(me, blocks.workload(), "FULL_SHARD", optimizer=lambda ps: Strange(ps, lr=0.1))
     pair.backward(pair.data(0))
     with pytest.warns(UserWarning, match=r"Strange is element-wise \(KeyError"):

@@ -34,8 +34,8 @@ from osdp.sharding.torch_patches.states_of_optimizers import check_first_step
 # Of each step: whether gradients jump, as some optimizers scale the steps that follow (StableAdamW), and whether they are
 # nearly orthogonal to the whole parameter, which some look for (SGDP).
 STEPS = ((False, False), (False, False), (True, False), (True, True))
-# Of the step, and of the parameter; element-wise ones differ by rounding, if at all.
-TOLERANCES = {torch.float64: (1e-9, 1e-13), torch.float32: (1e-5, 1e-6)}
+# Of the step, and of the parameter; element-wise ones differ by rounding at most, and some compute in float32 always.
+TOLERANCES = {torch.float64: (1e-6, 1e-7), torch.float32: (1e-5, 1e-6)}
 _NAMES = (
     *("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD"),
     *("NAdam", "RAdam", "RMSprop", "Rprop", "SGD", "SparseAdam"),

@@ -144,10 +144,15 @@ FeasibleOptions::FeasibleOptions(const Model& model, const Request& request, con
   }
   if (request.paper() || request.depth_first) return;
   const Kept whole = kept_;
-  for (int round = 0; round < kMostRounds; ++round)
-    if (!leave_out(model, request)) break;
   const auto none = [](const EquivalenceClass& cls) { return cls.ways.empty(); };
-  if (std::any_of(classes_.classes.begin(), classes_.classes.end(), none)) classes_ = all, kept_ = whole;
+  for (int round = 0; round < kMostRounds; ++round) {
+    const bool some = leave_out(model, request);
+    if (std::any_of(classes_.classes.begin(), classes_.classes.end(), none)) {  // nothing fits
+      classes_ = all, kept_ = whole;
+      return;
+    }
+    if (!some) return;
+  }
 }
 
 // Whether there was anything to leave out.

@@ -16,7 +16,6 @@ struct LeastOfSlot {
 
 // One recomputation of a class, with the least of every amount.
 struct LeastOfWay {
-  bool possible = true;
   std::vector<LeastOfSlot> slots;
   std::vector<int64_t> phases;          // by slot
   std::vector<int64_t> earlier, later;  // by slot: the largest of the phases of slots before and after it
@@ -36,7 +35,11 @@ class Chain {
       for (const Recompute way : classes.classes[k].ways) ways_[k].push_back(least_of_way(k, way));
     const auto& segments = resources_.segments();
     std::vector<Stretch> own;
-    for (size_t k = 0; k < classes.classes.size(); ++k) own.push_back(least_of_class(k));
+    for (const auto& ways : ways_) {
+      std::vector<Stretch> columns;
+      for (const LeastOfWay& way : ways) columns.push_back(way.all);
+      own.push_back(least_of(columns));
+    }
     before_.assign(segments.size() + 1, kNoStretch), after_ = before_;
     for (size_t s = 0; s < segments.size(); ++s) before_[s + 1] = join(before_[s], own[segments[s].cls]);
     for (size_t s = segments.size(); s-- > 0;) after_[s] = join(own[segments[s].cls], after_[s + 1]);
@@ -46,7 +49,6 @@ class Chain {
   // Whether the option fits beside the least of everything else.
   bool fits(size_t cls, size_t way, size_t slot, const Candidate& c) const {
     const LeastOfWay& w = ways_[cls][way];
-    if (!w.possible) return false;
     const LeastOfSlot& least = w.slots[slot];
     const SlotOption o = option(c, cls, way);
     const int64_t more_after = o.after - least.after, more_inside = o.before + o.held - least.inside;
@@ -75,10 +77,7 @@ class Chain {
     for (size_t p = 0; p < n; ++p) {
       LeastOfSlot& least = way.slots.emplace_back();
       const auto& options = cls.slots[p].candidates[static_cast<int>(r)];
-      if (options.empty()) {
-        way.possible &= without_parameters(cls, p);
-        continue;
-      }
+      if (options.empty()) continue;  // no parameters
       least = {kNone, kNone, kNone, kNone};
       for (const Candidate& c : options) {
         const SlotOption o = slot_option(c, r, request_, batch_);
@@ -86,7 +85,6 @@ class Chain {
                  std::min(least.inside, o.before + o.held), std::min(least.phase, o.before + o.held + o.own)};
       }
     }
-    if (!way.possible) return way;
     const int64_t in_flight = cls.block ? cls.in_flight[static_cast<int>(r)](batch_.size) : 0;
     const int64_t input = again ? Linear{0, cls.input_bytes_per_sample}(batch_.size) : 0;
     int64_t before = input + in_flight, after = in_flight, inside = before;
@@ -105,21 +103,6 @@ class Chain {
     for (size_t p = 1; p < n; ++p) way.earlier[p] = std::max(way.earlier[p - 1], way.phases[p - 1]);
     for (size_t p = n - 1; p-- > 0;) way.later[p] = std::max(way.later[p + 1], way.phases[p + 1]);
     return way;
-  }
-
-  static bool without_parameters(const EquivalenceClass& cls, size_t slot) {
-    return std::all_of(std::begin(cls.slots[slot].candidates), std::end(cls.slots[slot].candidates),
-                       [](const auto& list) { return list.empty(); });
-  }
-
-  Stretch least_of_class(size_t k) const {
-    Stretch least{0, kNone, kNone, kNone};
-    for (const LeastOfWay& way : ways_[k]) {
-      if (!way.possible) continue;
-      least = {0, std::min(least.before, way.all.before), std::min(least.after, way.all.after),
-               std::min(least.peak, way.all.peak)};
-    }
-    return least;
   }
 
   const ChainResources resources_;

@@ -14,8 +14,8 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 import osdp
 
 
-class LARS(torch.optim.Optimizer):
-    """Takes a norm of each parameter."""
+class PerParameter(torch.optim.Optimizer):
+    """Steps one parameter after the other, by `move`."""
 
     def __init__(self, params, lr=0.1):
         super().__init__(params, {"lr": lr})
@@ -24,8 +24,15 @@ class LARS(torch.optim.Optimizer):
     def step(self, closure=None):
         for group in self.param_groups:
             for p in group["params"]:
-                if p.grad is not None and p.numel():
-                    p.add_(p.grad, alpha=-group["lr"] * float(p.norm() / (p.grad.norm() + 1e-9)))
+                self.move(p, group["lr"])
+
+
+class LARS(PerParameter):
+    """Takes a norm of each parameter."""
+
+    def move(self, p, lr):
+        if p.grad is not None and p.numel():
+            p.add_(p.grad, alpha=-lr * float(p.norm() / (p.grad.norm() + 1e-9)))
 
 
 class SAM(torch.optim.Optimizer):
@@ -51,37 +58,23 @@ class SAM(torch.optim.Optimizer):
         self.base_optimizer.step()
 
 
-class StableAdamW(torch.optim.Optimizer):
+class StableAdamW(PerParameter):
     """Slower by the mean over a tensor where gradients jump, and only there."""
 
-    def __init__(self, params, lr=0.1):
-        super().__init__(params, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for p in group["params"]:
-                square = self.state[p].setdefault("square", p.grad.square() + 1e-12)
-                square.lerp_(p.grad.square(), 0.01)
-                slower = (p.grad.square() / square).mean().sqrt().clamp(min=1)
-                p.addcdiv_(p.grad, square.sqrt(), value=-group["lr"] / float(slower))
+    def move(self, p, lr):
+        square = self.state[p].setdefault("square", p.grad.square() + 1e-12)
+        square.lerp_(p.grad.square(), 0.01)
+        slower = (p.grad.square() / square).mean().sqrt().clamp(min=1)
+        p.addcdiv_(p.grad, square.sqrt(), value=-lr / float(slower))
 
 
-class SGDP(torch.optim.Optimizer):
+class SGDP(PerParameter):
     """Takes off the part along the parameter where a gradient is almost orthogonal to it, and only there."""
 
-    def __init__(self, params, lr=0.1):
-        super().__init__(params, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for p in group["params"]:
-                along = float((p * p.grad).sum() / (p.norm() * p.grad.norm()))
-                radial = (
-                    p * (p * p.grad).sum() / p.square().sum() if abs(along) < 0.1 / p.numel() ** 0.5 else 0
-                )
-                p.sub_(p.grad - radial, alpha=group["lr"])
+    def move(self, p, lr):
+        along = float((p * p.grad).sum() / (p.norm() * p.grad.norm()))
+        radial = p * (p * p.grad).sum() / p.square().sum() if abs(along) < 0.1 / p.numel() ** 0.5 else 0
+        p.sub_(p.grad - radial, alpha=lr)
 
 
 class Sign(torch.optim.Optimizer):
@@ -101,17 +94,11 @@ class Sign(torch.optim.Optimizer):
                 p.sub_(momentum.sign(), alpha=group["lr"] * self.scale)
 
 
-class Rounds(torch.optim.Optimizer):
+class Rounds(PerParameter):
     """Element-wise but for the rounding of float32, which depends on how many elements a kernel gets."""
 
-    def __init__(self, params):
-        super().__init__(params, {"lr": 1e-2})
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for p in group["params"]:
-                p.sub_(p.grad, alpha=group["lr"] * (1 + 5e-9 * (p.numel() % 32)))
+    def move(self, p, lr):
+        p.sub_(p.grad, alpha=lr * (1 + 5e-9 * (p.numel() % 32)))
 
 
 class Strange(torch.optim.SGD):
@@ -131,7 +118,7 @@ WHOLE = {
     "Muon": lambda ps: torch.optim.Muon(matrices(ps)),
     "Adafactor": lambda ps: torch.optim.Adafactor(ps),
     "LBFGS": lambda ps: torch.optim.LBFGS(ps),
-    "LARS": lambda ps: LARS(ps),
+    "LARS": LARS,
     "SAM": lambda ps: SAM(ps, torch.optim.SGD, lr=0.1),
     "StableAdamW": StableAdamW,
     "SGDP": SGDP,

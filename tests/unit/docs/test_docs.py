@@ -31,6 +31,13 @@ def test_every_message_of_the_troubleshooting_page_exists() -> None:
     assert [message for message in messages if message not in text] == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_prose_wraps_at_120_characters(page: Path) -> None:
+    """Tables and code are as wide as they are."""
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE).splitlines()
+    assert [line for line in prose if len(line) > 120 and not line.startswith(("|", "    "))] == []
+
+
 def test_every_public_name_is_in_the_reference() -> None:
     page = (ROOT / "docs" / "api.md").read_text()
     named = {line.rpartition(".")[2] for line in page.splitlines() if line.startswith(":::")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from harness import Member
 from support.pair import close, naming
@@ -15,6 +16,7 @@ from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
+    set_optimizer_state_dict,
 )
 from torch.distributed.tensor import DTensor
 
@@ -92,6 +94,19 @@ def saved(me: Member, folder: str) -> None:
         return get_model_state_dict(of.model) | get_optimizer_state_dict(of.model, of.optimizer, options=flat)
 
     dcp.save(states(source), checkpoint_id=folder + "-dcp")
+    with naming("settings of one stage"):
+        nested = get_optimizer_state_dict(source.model, source.optimizer)
+        dcp.save(nested, checkpoint_id=folder + "-nested")
+        dcp.load(nested, checkpoint_id=folder + "-nested")
+        before = source.optimizer.state_dict()["param_groups"]
+        if any(nested["state"].keys() & set(group["params"]) for group in nested["param_groups"]):
+            set_optimizer_state_dict(source.model, source.optimizer, nested)
+        else:
+            with pytest.raises(
+                osdp.ShardingError, match=r"\(stage \d\): .* no settings .* of '[\w.]+'.*flatten"
+            ):
+                set_optimizer_state_dict(source.model, source.optimizer, nested)
+        assert source.optimizer.state_dict()["param_groups"] == before
     if dist.get_rank() == 0:
         target = net(seed=3)
         dcp.load(target.state_dict(), checkpoint_id=folder + "-dcp", no_dist=True)
@@ -100,5 +115,9 @@ def saved(me: Member, folder: str) -> None:
         same(target, fresh.model)
 
 
+@pytest.mark.outcome(
+    "optimizer states of several stages in one checkpoint of `torch.distributed.checkpoint`, not flattened",
+    osdp.ShardingError,
+)
 def test_stages_are_saved_as_one_model(ranks, tmp_path):
     ranks(saved, str(tmp_path / "step"), world=4)

@@ -159,36 +159,58 @@ def test_state_dicts_are_laid_out_as_fsdp2s(ranks):
 
 
 def in_files(me: Member, folder: str) -> None:
-    source = by_blocks(me, osdp.fully_shard)
-    trained = adamw(source.parameters())
-    step_of(source, trained, me, 0)
-    dcp.save(states_of(source, trained), checkpoint_id=folder)
-    plain = osdp.fully_shard(net(seed=3), process_group=me.group)  # no tensor parallelism: all ranks shard
-    targets = {
-        "FSDP2": by_blocks(me, torchs_fully_shard),
-        "OSDP": by_blocks(me, osdp.fully_shard),
-        "OSDP over all ranks": plain,
+    def over_all() -> Any:  # no tensor parallelism: all ranks shard
+        return osdp.fully_shard(net(seed=3), process_group=me.group)
+
+    def divided() -> Any:  # tensor parallelism alone
+        mesh = mesh_of(me, 1, 4)
+        return osdp.fully_shard(parallelized(net(seed=3), mesh["tp"], sequence=False), mesh=mesh["dp"])
+
+    kinds: dict[str, Any] = {
+        "FSDP2": lambda: by_blocks(me, torchs_fully_shard),
+        "2 x 2": lambda: by_blocks(me, osdp.fully_shard),
+        "1 x 4": over_all,
+        "4 x 1": divided,
     }
-    step_of(source, trained, me, 1)
-    wanted = full(source.state_dict())
-    for name, target in targets.items():
-        with naming(name):
-            with torch.no_grad():
-                for parameter in target.parameters():
-                    parameter.zero_()
-            optimizer = adamw(target.parameters())
-            states = states_of(target, optimizer)
-            dcp.load(states, checkpoint_id=folder)
-            set_state_dict(
-                target, optimizer, model_state_dict=states["model"], optim_state_dict=states["optimizer"]
-            )
-            step_of(target, optimizer, me, 1)
-            for key, value in full(target.state_dict()).items():
-                close(value, wanted[key], 1e-9, key)
+    parts = {"FSDP2": (2, me.rank // 2), "2 x 2": (2, me.rank // 2), "1 x 4": (4, me.rank), "4 x 1": (1, 0)}
+
+    def step(name: str, model: Any, optimizer: torch.optim.Optimizer, number: int) -> None:
+        batch, targets = (tokens(number + k, 4).chunk(parts[name][0])[parts[name][1]] for k in (0, 50))
+        loss(model(batch), targets).backward()
+        optimizer.step(), optimizer.zero_grad()
+
+    for writer, flattened in (("2 x 2", False), ("1 x 4", True)):
+        source = kinds[writer]()
+        trained = adamw(source.parameters())
+        step(writer, source, trained, 0)
+        file = f"{folder}/{writer}"
+        dcp.save(states_of(source, trained, flattened), checkpoint_id=file)
+        step(writer, source, trained, 1)
+        wanted = full(source.state_dict())
+        for name, make in kinds.items():
+            with naming(f"{writer} into {name}"):
+                target = make()
+                with torch.no_grad():
+                    for parameter in target.parameters():
+                        parameter.zero_()
+                optimizer = adamw(target.parameters())
+                states = states_of(target, optimizer, flattened)
+                dcp.load(states, checkpoint_id=file)
+                set_state_dict(
+                    target,
+                    optimizer,
+                    model_state_dict=states["model"],
+                    optim_state_dict=states["optimizer"],
+                    options=StateDictOptions(flatten_optimizer_state_dict=flattened),
+                )
+                step(name, target, optimizer, 1)
+                for key, value in full(target.state_dict()).items():
+                    close(value, wanted[key], 1e-9, key)
 
 
-def states_of(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+def states_of(model: Any, optimizer: torch.optim.Optimizer, flattened: bool) -> dict[str, Any]:
+    options = StateDictOptions(flatten_optimizer_state_dict=flattened)
+    return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer, options=options), strict=True))
 
 
 def test_dcp_checkpoints_go_into_fsdp2_and_other_degrees(ranks, tmp_path):

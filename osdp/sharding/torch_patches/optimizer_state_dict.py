@@ -28,6 +28,7 @@ from osdp.sharding.dtensor_parameters import shown_like, shows_dtensors
 from osdp.sharding.dtensors import as_dtensor, rank_of, rows_of, rows_of_full
 from osdp.sharding.parameter_meshes import mesh_of
 from osdp.sharding.sharded_parameters import ShardedParameter, sharded_parameters
+from osdp.sharding.torch_patches.groups_without_settings import check_settings
 from osdp.sharding.torch_patches.replaced import replace
 from osdp.sharding.torch_patches.states_of_optimizers import holds_states
 
@@ -59,6 +60,7 @@ def _showing(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str,
 def _taking_apart(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def load_state_dict(self: Optimizer, state_dict: dict[str, Any]) -> None:
+        check_settings(self, state_dict.get("param_groups", []))
         cut = _cut_of(self)
         if cut:
             holds_states(self)

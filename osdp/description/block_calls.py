@@ -13,8 +13,12 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_
 from osdp.base.names import is_in
 from osdp.base.tensor_trees import tensors_in
 from osdp.description.block_runs import metadata
-from osdp.description.fake_call_cache import PLAIN
 
+# Arguments whose value tells all that a call depends on; with the type, since 1 and 1.0 are equal.
+_PLAIN = {
+    *(int, float, bool, str, complex, type(None)),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+}
 # A tensor's attribute: the block, call and position that made it, or a number of its own.
 _MARK = "_osdp_made"
 _numbers = itertools.count(1)
@@ -206,7 +210,7 @@ class BlockCalls:
         if isinstance(value, torch.Tensor):
             return self.where(value)
         kind = type(value)
-        if kind in PLAIN:
+        if kind in _PLAIN:
             return (kind, value)
         if kind is list or kind is tuple:
             return (kind, *map(self._part, value))

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._mode_utils import no_dispatch
 
 from osdp.base.tensor_trees import tensors_in, written_to
-from osdp.description.fake_call_cache import VIEWS, view
+from osdp.description.fake_calls import VIEWS, view
 
 _MOST_ELEMENTS = 2**18  # of a tensor with known values
 

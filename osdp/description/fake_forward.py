@@ -21,7 +21,6 @@ from osdp.base.tensor_trees import map_tensors, tensors_in
 from osdp.description.block_calls import NotAlikeError
 from osdp.description.concrete_tensors import KnownValues, ValuesLostError
 from osdp.description.equal_blocks import EqualBlocks
-from osdp.description.fake_call_cache import FakeCallCache
 from osdp.description.forward_tracer import Trace, Watcher
 from osdp.description.kernel_memory import KernelMemory
 from osdp.description.live_bytes import LiveBytes
@@ -45,7 +44,6 @@ class FakeParameters:
     def __init__(self, model: nn.Module, *, accelerator: bool = False) -> None:
         self.memory = KernelMemory(accelerator=accelerator)
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
-        self.calls = FakeCallCache(self.mode)
         self.accepted = False  # a forward ran on fakes
         self.refused = False  # a forward that failed on fakes ran for real
         # Equal blocks: what a DTensor's calls do depends on its layout too, which is not compared.
@@ -124,7 +122,7 @@ def _trace_once(model: nn.Module, fakes: FakeParameters, args: Any, kwargs: Any,
             sample_args, sample_kwargs = map_tensors(lambda t: _fake(t, known, fakes.mode), (args, kwargs))
         copied = _copy(model, replaced)
         watcher = Watcher(copied, original=model, call=known.call, memory=fakes.memory)
-        live = LiveBytes(copied, lambda: watcher.running, fakes.calls.call, fakes.memory)
+        live = LiveBytes(copied, lambda: watcher.running, fakes.memory)
         equal = EqualBlocks(copied, watcher.blocks, fakes.mode, live, watcher.pack) if fakes.follows else None
         if equal is not None and equal.runs:
             watcher.equal = live.equal = equal

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from osdp.base.tensor_parallel import storage_id, wraps_local
 from osdp.base.tensor_trees import tensors_held, tensors_in
 from osdp.description.equal_blocks import EqualBlocks
+from osdp.description.fake_calls import call_fake
 from osdp.description.gradient_sums import held_by_engine, is_sum, sums_in_place
 from osdp.description.kernel_memory import KernelMemory
 from osdp.description.kernels import Call, call_of
@@ -36,20 +37,17 @@ _DEVICE = torch.ops.prim.device.default
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While entered, records the memory of `model`. `running()` returns the name of the module whose forward
-    runs, `call(func, args, kwargs)` executes ATen calls. Enter outside of the Watcher.
+    runs. Enter outside of the Watcher.
 
     `forward` and `backward` are the moments of each, in order; `summed` the parameters whose gradients autograd sums.
     """
 
-    def __init__(
-        self, model: nn.Module, running: Callable[[], str], call: Callable[..., Any], memory: KernelMemory
-    ) -> None:
+    def __init__(self, model: nn.Module, running: Callable[[], str], memory: KernelMemory) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.forward: list[Moment] = []
         self.backward: list[Moment] = []
         self._model = model
         self._running = running
-        self._call = call
         self._memory = memory
         self._module_of: dict[int, str] = {}  # autograd node's sequence number -> module
         self._log: list[Entry] = []
@@ -179,7 +177,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _DEVICE:
             return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
         if self.equal is not None and self.equal.following:
-            return self._call(func, args, kwargs)
+            return call_fake(func, args, kwargs)
         with torch._C.DisableTorchFunction():
             return self._recorded(func, args, kwargs)
 
@@ -190,7 +188,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         terms = self._terms_of(func, args)
         if self._in_backward and sums_in_place(func, args, kwargs):
             self._free_early(args[0])
-        out = self._call(func, args, kwargs)
+        out = call_fake(func, args, kwargs)
         if (call := call_of(func, args, kwargs, out)) is not None:
             self._log.append(Entry(CALL, 0, running, call))
         if hidden := self._memory.hidden_bytes(func, args, out):

@@ -1,24 +1,23 @@
-"""Results of ATen calls that are kept: the same as those of the fake mode, call by call and in the description."""
+"""ATen calls on fake tensors: the same results as those of the fake mode, call by call and in the description."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 import osdp
 from osdp.base.tensor_trees import tensors_in
-from osdp.description.fake_call_cache import FakeCallCache
+from osdp.description import live_bytes
+from osdp.description.fake_calls import call_fake
 from tests.unit.description.nasty_models import GPT, Block, ConvNet, Scaled, Structured, Wrapped
 from tests.unit.description.test_describe_families import MinGPT
 
-aten = torch.ops.aten
 TOKENS = torch.zeros(2, 16, dtype=torch.long)
 
 
@@ -140,12 +139,10 @@ def test_every_result_and_the_description_are_those_of_the_fake_mode(
 ) -> None:
     make, sample = MODELS[name]
     model = make()
-    cached, differing, known = FakeCallCache.call, [], [0]
+    differing = []
 
-    def compared(self: FakeCallCache, func: Any, args: Any, kwargs: Any) -> Any:
-        before = len(self._results)
-        out = cached(self, func, args, kwargs)
-        known[0] += before == len(self._results)
+    def compared(func: Any, args: Any, kwargs: Any) -> Any:
+        out = call_fake(func, args, kwargs)
         if not func._schema.is_mutable:
             again = func(*args, **kwargs)
             if [traits(t) for t in tensors_in(out)] != [traits(t) for t in tensors_in(again)]:
@@ -153,10 +150,10 @@ def test_every_result_and_the_description_are_those_of_the_fake_mode(
         return out
 
     with monkeypatch.context() as patch:
-        patch.setattr(FakeCallCache, "call", compared)
+        patch.setattr(live_bytes, "call_fake", compared)
         described = osdp.describe(model, *sample)
-    assert not differing and known[0] > 0
-    monkeypatch.setattr(FakeCallCache, "call", lambda self, func, args, kwargs: func(*args, **kwargs))
+    assert not differing
+    monkeypatch.setattr(live_bytes, "call_fake", lambda func, args, kwargs: func(*args, **kwargs))
     assert osdp.describe(model, *sample) == described
 
 
@@ -196,55 +193,3 @@ def test_a_block_that_only_looks_alike_is_described_as_it_is(name: str, saved: i
 
     assert of(1) == of(4)
     assert (of(2)[0] - of(1)[0], of(2)[1] - of(1)[1]) == (saved, flops)
-
-
-@pytest.fixture
-def cache() -> Iterator[FakeCallCache]:
-    with FakeTensorMode() as mode:
-        yield FakeCallCache(mode)
-
-
-def test_numbers_that_are_equal_and_of_other_types_are_told_apart(cache: FakeCallCache) -> None:
-    integers = torch.ones(3, dtype=torch.long)
-    for number, dtype in ((1, torch.int64), (1.0, torch.float32), (True, torch.int64)) * 2:
-        assert cache.call(aten.mul.Scalar, (integers, number), {}).dtype == dtype
-    torch.set_default_dtype(torch.float64)
-    try:
-        assert cache.call(aten.mul.Scalar, (integers, 1.0), {}).dtype == torch.float64
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-def test_what_is_no_dense_tensor_of_its_own_is_not_kept(cache: FakeCallCache) -> None:
-    x, large = torch.ones(4, 4), torch.ones(100)[:4]
-    for _ in range(2):
-        assert cache.call(aten.add_.Tensor, (x, 1), {}) is x
-        parts = cache.call(aten.split.Tensor, (x, 2), {})
-        assert {p.untyped_storage()._cdata for p in parts} == {x.untyped_storage()._cdata}
-        assert cache.call(aten.empty_like.default, (large,), {}).untyped_storage().nbytes() == 16
-    assert [key[0] for key in cache._results] == [aten.empty_like.default]
-    assert cache._result(large) is None and cache._result((x, x)) is None and cache._result((x, 3)) is None
-    assert cache._result((x, None)) == (cache._result(x), None)
-
-
-def test_tensors_that_are_more_than_dense_are_not_taken_for_alike(cache: FakeCallCache) -> None:
-    number = torch.ones(2).sum()
-    sparse = torch.sparse_coo_tensor(
-        torch.zeros(1, 2, dtype=torch.long), torch.ones(2), (3,), check_invariants=False
-    )
-    negative = torch.ones(3, dtype=torch.complex64).conj().imag
-    assert negative.is_neg() and negative.stride() == (2,)
-    for _ in range(2):
-        cache.call(aten.add.Tensor, (number, 1), {})
-        known = aten.lift_fresh(torch.tensor(2.0))
-        assert known.constant is not None and cache.call(aten.add.Tensor, (known, 1), {}).item() == 3
-        assert cache.call(aten.mul.Tensor, (sparse, 2), {}).layout is torch.sparse_coo
-        cache.call(aten.empty_like.default, (negative,), {})
-        cache.call(aten.empty_like.default, (torch.ones(6)[::2],), {})
-    assert len(cache._results) == 3  # of the number, of the negative one, of the one like it
-
-
-def test_tensors_of_another_mode_stay_in_theirs(cache: FakeCallCache) -> None:
-    cache.call(aten.relu.default, (torch.ones(3),), {})
-    with FakeTensorMode() as other:
-        assert cache.call(aten.relu.default, (torch.ones(3),), {}).fake_mode is other

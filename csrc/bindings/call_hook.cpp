@@ -148,6 +148,12 @@ void CallHook::after(const py::object&, const py::tuple&, const py::dict&, const
     tree_watch().look(runtime, "forward");
 }
 
+void CallHook::abandon() const {
+  runtime->backward().note_exception("interrupted");
+  py::gil_scoped_release no_gil;
+  runtime->forward().end_call(*call, {}, /*failed=*/true);
+}
+
 void CallHook::refuse_fake(const std::vector<at::Tensor>& tensors, const char* what) const {
   for (const at::Tensor& t : tensors)
     OSDP_CHECK(
@@ -211,6 +217,7 @@ void bind_call_hook(pybind11::module_& m) {
       .def("before", &CallHook::before)
       .def("after", &CallHook::after)
       .def("begins_forward", &CallHook::begins_forward)
+      .def("abandon", &CallHook::abandon, "Ends the call, of which no hook ran any more, as failed.")
       .def(
           "hold",
           [](CallHook& hook, py::dict parameters, py::object leaf, py::object parameter, int64_t index) {

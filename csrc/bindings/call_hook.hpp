@@ -35,6 +35,8 @@ struct CallHook {
   // After an exception in the call, `output` is None (the hook is registered with always_call).
   void after(const py::object& module, const py::tuple& args, const py::dict& kwargs,
              const py::object& output) const;
+  // Ends the call as failed: Note [Interrupted hooks] in osdp/sharding/model_call.py.
+  void abandon() const;
   // Whether the forward about to run belongs to the call that `before` has begun.
   bool begins_forward() const { return runtime->forward().begins_forward(*call); }
 

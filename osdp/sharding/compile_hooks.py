@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ from osdp.description.recompute_blocks import is_callable
 
 if TYPE_CHECKING:
     from osdp import _C
+    from osdp.sharding.model_call import ModelCall
 
 _WHY = (
     "OSDP gathers parameters here, which needs a graph break. With fullgraph=True, compile single "
@@ -62,12 +64,15 @@ def outside(place: str, compiled: list[str]) -> str:
     return next((o for o in compiled if is_in(place, o)), place)
 
 
-def install_call(module: nn.Module, hook: _C.CallHook, cover: Cover | None = None) -> None:
-    """Call `hook` before and after each call of `module`, outside of its compiled code, or in its cover."""
+def install_call(
+    module: nn.Module, hook: _C.CallHook, cover: Cover | None = None, call: ModelCall | None = None
+) -> None:
+    """Call `hook` before and after each call of `module`, outside of its compiled code, or in its cover. `call`: of the
+    model itself."""
     if module._compiled_call_impl is not None:
         module._compiled_call_impl = _Around(module, hook)
         return
-    hooks = _Hooks(hook, cover)
+    hooks = _Hooks(hook, cover, call)
     if cover is not None:
         hooks.install_under_one_key(module)
         return
@@ -79,8 +84,8 @@ class _Hooks:
     """The hooks around one module's call. An object that holds the hook, so that copying the module reaches
     it: the hook refuses to be copied."""
 
-    def __init__(self, hook: _C.CallHook, cover: Cover | None) -> None:
-        self.hook, self.cover = hook, cover
+    def __init__(self, hook: _C.CallHook, cover: Cover | None, call: ModelCall | None) -> None:
+        self.hook, self.cover, self.call = hook, cover, call
         for function in (_Hooks.before, _Hooks.after):
             not_a_frame(function)
 
@@ -89,13 +94,19 @@ class _Hooks:
             if self.cover is not None and self.cover.gathered:
                 return
             torch._dynamo.graph_break(msg=_WHY)
+        if self.call is not None:
+            self.call.end_interrupted()
         self.hook.before(module, args, kwargs)
+        if self.call is not None:
+            self.call.begin(sys._getframe(1))
 
     def after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if torch.compiler.is_compiling():
             if self.cover is not None and self.cover.gathered:
                 return
             torch._dynamo.graph_break(msg=_WHY)
+        if self.call is not None:
+            self.call.end()
         self.hook.after(module, args, kwargs, output)
 
     def install_under_one_key(self, module: nn.Module) -> None:

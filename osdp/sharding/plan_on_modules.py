@@ -45,7 +45,7 @@ def put_on_modules(model: nn.Module, sharded: Sharded) -> None:
     plan, runtime, policy = sharded.plan, sharded.runtime, sharded.policy
     changes = ModuleChanges(model)
     mixed = parameter_dtypes(model, policy)
-    calls, covering = install_calls(model, plan, sharded.index, runtime, mixed)
+    calls, covering = install_calls(model, sharded, mixed)
     if policy is not None:
         sharded.buffer_dtypes = WeakKeyDictionary(install_precision(model, policy))
     if sharded.inputs_device is not None:

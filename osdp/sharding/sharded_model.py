@@ -24,6 +24,7 @@ from osdp.plan.plan_fields import parameters_with
 from osdp.ranks.process_groups import lane_group
 from osdp.ranks.rank_group import Together
 from osdp.sharding.hybrid_mesh import RankGrid
+from osdp.sharding.model_call import ModelCall
 from osdp.sharding.state_dict_form import StateDictForm
 
 
@@ -100,6 +101,7 @@ class Sharded:
         # All ranks of a pipeline, if this is a stage of several.
         self.pipeline: dist.ProcessGroup | None = None
         self.runtime = runtime
+        self.call: ModelCall | None = None
         self.tree: ModuleTree
         self.dtensors = False  # whether parameters are DTensors between passes
         self.form = StateDictForm()
@@ -136,9 +138,15 @@ class Sharded:
     @property
     def in_use(self) -> str:
         """Why the model cannot be changed or copied now, in words; "" if it can."""
+        self.end_interrupted()
         if self.runtime.summoned:
             return "inside summon_full_params"
         return "in its forward or backward" if self.runtime.in_pass else ""
+
+    def end_interrupted(self) -> None:
+        """End a call that Ctrl-C has left running: Note [Interrupted hooks]."""
+        if self.call is not None:
+            self.call.end_interrupted()
 
     def names(self) -> list[str]:
         """Parameter names, as in `named_parameters()` of the unwrapped model."""

@@ -122,6 +122,7 @@ def summon_full_params(model: nn.Module, with_grads: bool = False, writeback: bo
 @contextmanager
 def summoned(model: nn.Module, sharded: Sharded, with_grads: bool, writeback: bool) -> Iterator[None]:
     """The same for one sharded model, without its parts."""
+    sharded.end_interrupted()
     runtime = sharded.runtime
     runtime.summon(with_grads)
     try:

@@ -9,17 +9,19 @@ from torch import nn
 from osdp import _C
 from osdp.base.names import is_in
 from osdp.description.recompute_blocks import is_callable
-from osdp.plan.plan import Plan
 from osdp.sharding.compile_hooks import Cover, compiled_modules, covers, install_call, outside
+from osdp.sharding.model_call import ModelCall
+from osdp.sharding.sharded_model import Sharded
 
 
 def install_calls(
-    model: nn.Module, plan: Plan, index: dict[str, int], runtime: _C.Runtime, mixed: Collection[str]
+    model: nn.Module, sharded: Sharded, mixed: Collection[str]
 ) -> tuple[
     list[tuple[nn.Module, _C.CallHook, Cover | None]], list[tuple[nn.Module, _C.CallHook | None, Cover]]
 ]:
     """Returns modules that gather, with their hooks and covers; and modules that are covers, with theirs, which gather
     by them, or whose call does (None). `mixed`: parameters whose dtype in calls differs from that between calls."""
+    plan, index, runtime = sharded.plan, sharded.index, sharded.runtime
     compiled = compiled_modules(model)
     params_at: dict[str, list[int]] = {"": []}
     units_at: dict[str, set[int]] = {}
@@ -59,7 +61,9 @@ def install_calls(
         hold = any(is_in(name, block) for block in held)
         hook = add(name, params_at.get(name, []), hold, name not in params_at, alone.get(name, []))
         module = model.get_submodule(name)
-        install_call(module, hook, cover_of.get(name))
+        if not name:
+            sharded.call = ModelCall(hook)
+        install_call(module, hook, cover_of.get(name), None if name else sharded.call)
         calls.append((module, hook, cover_of.get(name)))
     return calls, covering
 

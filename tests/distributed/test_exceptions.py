@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from harness import Member
@@ -109,16 +111,27 @@ def interrupt_and_save(me: Member) -> None:
         with naming(name):
             pair = Pair(me, Workload(Fragile, vectors(6, 4)), plan)
             pair.train(steps=1)
-            for interrupted in (True, False):  # in a forward, and in a user's hook within it
-                pair.sharded.fails = "interrupt" if interrupted else None
-                hook = pair.sharded.inner[1].register_forward_hook(interrupt)
-                with pytest.raises(KeyboardInterrupt):
-                    pair.sharded(me.part(pair.data(1)[0][0]))
-                pair.sharded.fails = None
-                hook.remove()
-                pair.same_parameters()  # the checkpoint that scripts save then
-                assert runtime_of(pair.sharded).gathered_bytes() == 0
-                pair.train(steps=2)
+            model = pair.sharded
+            ahead = functools.partial(model.register_forward_hook, prepend=True)
+            # In a forward; in a user's hook within it; in hooks of the model, before and after its forward.
+            for register in (
+                None,
+                model.inner[1].register_forward_hook,
+                model.register_forward_pre_hook,
+                ahead,
+            ):
+                for saves in (True, False):
+                    hook = None if register is None else register(interrupt)
+                    model.fails = "interrupt" if register is None else None
+                    with pytest.raises(KeyboardInterrupt):
+                        model(me.part(pair.data(1)[0][0]))
+                    model.fails = None
+                    if hook is not None:
+                        hook.remove()
+                    if saves:
+                        pair.same_parameters()  # the checkpoint that scripts save then
+                        assert runtime_of(model).gathered_bytes() == 0
+                    pair.train(steps=1)
 
 
 def interrupt(*_: object) -> None:

@@ -19,6 +19,26 @@ WORDS, TOKENS, SAMPLES = 96, 16, 4
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
 SIZES |= {"vocab_size": WORDS, "max_position_embeddings": 64, "intermediate_size": 64, "head_dim": 8}
 SIZES |= {"attention_dropout": 0.0, "tie_word_embeddings": False, "pad_token_id": 0}
+EXPERTS = {
+    "experts_implementation": "eager",
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+}
+LATENT = {
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+}
+LATENT |= {
+    "n_group": 2,
+    "topk_group": 1,
+    "n_routed_experts": 4,
+    "first_k_dense_replace": 1,
+    "num_key_value_heads": 4,
+}
 # Norms of heads ("replicated_with_grad_allreduce"): qwen3. Embeddings of a class of its own: gemma2. Inputs that each rank
 # has whole ("rowwise_split_input"): phi3, olmo2.
 MODELS = {
@@ -27,6 +47,9 @@ MODELS = {
     "gemma2": lambda: hf.Gemma2ForCausalLM(hf.Gemma2Config(**SIZES)),
     "phi3": lambda: hf.Phi3ForCausalLM(hf.Phi3Config(**SIZES)),
     "olmo2": lambda: hf.Olmo2ForCausalLM(hf.Olmo2Config(**SIZES)),
+    "mixtral": lambda: hf.MixtralForCausalLM(hf.MixtralConfig(**SIZES, **EXPERTS)),
+    "qwen3 moe": lambda: hf.Qwen3MoeForCausalLM(hf.Qwen3MoeConfig(**SIZES, **EXPERTS)),
+    "deepseek v3": lambda: hf.DeepseekV3ForCausalLM(hf.DeepseekV3Config(**SIZES | LATENT, **EXPERTS)),
 }
 
 

@@ -10,7 +10,7 @@ from osdp.errors import InvalidProblemError
 from osdp.plan.parallel_plan import SCHEDULES, ParallelPlan
 from osdp.planning.arguments import integer, one_of
 from osdp.planning.degrees.search_degrees import Search, search_degrees
-from osdp.planning.degrees.styles import plan_of, styles_of, without_tied
+from osdp.planning.degrees.styles import fitting, plan_of, styles_of
 from osdp.planning.search_problem import SearchProblem
 
 AUTO = "auto"
@@ -74,7 +74,7 @@ def searched_degrees(
     if t != 1:
         plan = plan_of(tp_plan, None if isinstance(model, ModelDescription) else model)
         if tp_plan is None:
-            plan = without_tied(plan, problem.description)
+            plan = fitting(plan, problem.description)
         styles = styles_of(problem.description, plan)
         if t is not None and not any(s.startswith(("colwise", "rowwise")) for s in styles.values()):
             raise InvalidProblemError(

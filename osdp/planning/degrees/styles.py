@@ -40,7 +40,7 @@ _STRINGS = {
 
 def plan_of(given: Mapping[str, Any] | None, model: Any = None) -> dict[str, str]:
     """Pattern -> one of STYLES. Without a plan that of the model (`_tp_plan` or `config.base_model_tp_plan` in
-    transformers); {} if it has none.
+    transformers) but for its experts, which every rank then holds whole; {} if it has none.
 
     Raises InvalidProblemError for a style that is not known.
     """
@@ -53,10 +53,11 @@ def plan_of(given: Mapping[str, Any] | None, model: Any = None) -> dict[str, str
 
 
 def _of_transformers(model: Any) -> Mapping[str, Any]:
-    for plan in (getattr(model, "_tp_plan", None), getattr(model, "base_model_tp_plan", None)):
-        if plan:
-            return dict(plan)
-    return getattr(getattr(model, "config", None), "base_model_tp_plan", None) or {}
+    plans = (getattr(model, "_tp_plan", None), getattr(model, "base_model_tp_plan", None))
+    found = next(filter(None, plans), None) or getattr(
+        getattr(model, "config", None), "base_model_tp_plan", None
+    )
+    return {pattern: style for pattern, style in (found or {}).items() if "experts" not in pattern.split(".")}
 
 
 def _style(pattern: str, style: Any) -> str:
@@ -88,9 +89,7 @@ def styles_of(description: ModelDescription, plan: Mapping[str, str]) -> dict[st
 
     Raises InvalidProblemError for a pattern that names no module, for a module with a tied weight, and for a convolution.
     """
-    modules: dict[str, None] = {}
-    for o in description.operators:
-        modules |= dict.fromkeys(name for name in modules_around(o.name) if name)
+    modules = modules_of(description)
     styles: dict[str, str] = {}
     for pattern, style in plan.items():
         matches = matching(pattern, modules)
@@ -129,10 +128,18 @@ def tied_modules(description: ModelDescription) -> dict[str, tuple[str, str]]:
     return found
 
 
-def without_tied(plan: Mapping[str, str], description: ModelDescription) -> dict[str, str]:
-    """Of a model's own plan, what does not divide tied weights alone: transformers keep it for both (lm_head)."""
+def fitting(plan: Mapping[str, str], description: ModelDescription) -> dict[str, str]:
+    """Of a model's own plan, what names a module (that of sparse models also has the layers of dense ones), and not one with
+    a tied weight: transformers keep it for both (lm_head)."""
+    modules = modules_of(description)
     tied = dict.fromkeys(tied_modules(description))
-    return {pattern: style for pattern, style in plan.items() if not matching(pattern, tied)}
+    return {p: style for p, style in plan.items() if matching(p, modules) and not matching(p, tied)}
+
+
+def modules_of(description: ModelDescription) -> dict[str, None]:
+    """Names of the operators and of the modules around them."""
+    found = (name for o in description.operators for name in modules_around(o.name))
+    return dict.fromkeys(filter(None, found))
 
 
 def matching(pattern: str, modules: Mapping[str, None]) -> list[str]:

@@ -16,7 +16,7 @@ from torch.distributed.tensor.parallel import (
 import osdp
 from osdp.planning.degrees.collectives import collectives_of
 from osdp.planning.degrees.local_operators import LocalOperators
-from osdp.planning.degrees.styles import plan_of, styles_of, without_tied
+from osdp.planning.degrees.styles import fitting, plan_of, styles_of
 from tests.unit.gpt_descriptions import gpt, machine
 from tests.unit.planning.degrees.problems import STYLES
 
@@ -47,6 +47,15 @@ def test_a_model_of_transformers_has_its_own_plan() -> None:
     assert plan_of(None, SimpleNamespace()) == {}
 
 
+def test_of_a_models_own_plan_experts_and_layers_that_it_has_not_are_left_out() -> None:
+    """Experts are parameters, which torch's styles do not know; plans of sparse models also name layers of dense ones."""
+    experts = {"h.*.mlp.experts": "moe_tp_experts", "h.*.mlp.experts.up": "packed_colwise"}
+    own = plan_of(None, SimpleNamespace(base_model_tp_plan={**STYLES, **experts, "h.*.mlp.dense": "colwise"}))
+    assert fitting(own, MODEL) == STYLES
+    with pytest.raises(osdp.InvalidProblemError, match=r"experts'\]: style 'moe_tp_experts' is not one of"):
+        plan_of(experts)
+
+
 def test_styles_that_models_of_transformers_have_beside_torchs() -> None:
     """Inputs that every rank has whole, whose gradients are gathered, and norms of what a column-wise linear made."""
     given = {"h.*.attn.proj": "rowwise_split_input", "h.*.ln_1": "replicated_with_grad_allreduce"}
@@ -71,7 +80,7 @@ def test_styles_of_a_tied_weight_are_refused_and_left_out_of_a_models_own_plan()
     for name, other in (("head", "wte"), ("wte", "head")):
         with pytest.raises(osdp.InvalidProblemError, match=f"gives '{name}' the .* also that of '{other}'"):
             styles_of(model, {name: "colwise_gathered"})
-    assert without_tied({**STYLES, "head": "colwise_gathered"}, model) == {
+    assert fitting({**STYLES, "head": "colwise_gathered"}, model) == {
         name: style for name, style in STYLES.items() if name != "head"
     }
 

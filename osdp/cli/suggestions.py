@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import re
 from collections.abc import Iterator
 from typing import NoReturn
+
+from osdp.base.names import did_you_mean
 
 
 class Parser(argparse.ArgumentParser):
@@ -17,12 +18,10 @@ class Parser(argparse.ArgumentParser):
 def _suggestion(message: str, options: list[str]) -> str:
     """ "; did you mean '--memory'?" for a message of argparse; "" where nothing is near."""
     if unknown := re.match(r"unrecognized arguments: (--[^\s=]+)", message):
-        near = difflib.get_close_matches(unknown[1], options, n=1)
-    elif wrong := re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message):
-        near = difflib.get_close_matches(wrong[1], re.findall(r"[\w.-]+", wrong[2]), n=1)
-    else:
-        return ""
-    return f"; did you mean {near[0]!r}?" if near else ""
+        return did_you_mean(unknown[1], options)
+    if wrong := re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message):
+        return did_you_mean(wrong[1], re.findall(r"[\w.-]+", wrong[2]))
+    return ""
 
 
 def _options(parser: argparse.ArgumentParser) -> Iterator[str]:

@@ -6,7 +6,6 @@ The table of all of them is docs/drop-in.md.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
@@ -15,6 +14,7 @@ from typing import Any
 from torch import distributed as dist
 from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
 
+from osdp.base.names import did_you_mean
 from osdp.errors import InvalidProblemError
 from osdp.plan.plan import Plan
 
@@ -110,8 +110,7 @@ def check_names(given: Mapping[str, object], own: Iterable[str]) -> None:
                 f"FullyShardedDataParallel has no argument {name!r}: pass options of the search as "
                 f"search={{{name!r}: ...}}"
             )
-        near = difflib.get_close_matches(name, [*own, *HARMLESS, *REFUSED], n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(name, [*own, *HARMLESS, *REFUSED])
         raise InvalidProblemError(f"FullyShardedDataParallel has no argument {name!r}{hint}")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import os
 from collections.abc import Iterator, Mapping
@@ -14,6 +13,7 @@ from typing import Annotated
 from osdp import _search
 from osdp.base.byte_sizes import MOST_BYTES
 from osdp.base.json_files import InFile
+from osdp.base.names import did_you_mean
 from osdp.base.schema import AtLeast, OneOf
 from osdp.errors import InvalidProblemError
 
@@ -218,11 +218,10 @@ class Hardware(InFile):
             with resources.as_file(resources.files("osdp.hardware") / "machines" / f"{name}.json") as path:
                 return super().load(path)
         if not Path(name).is_file():
-            near = difflib.get_close_matches(name, known_machines(), n=1)
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            known = known_machines()
             raise InvalidProblemError(
-                f"hardware {name!r} is neither a file nor a known machine{hint}; the known machines are "
-                f"{', '.join(known_machines())}"
+                f"hardware {name!r} is neither a file nor a known machine ({', '.join(known)})"
+                f"{did_you_mean(name, known)}"
             )
         return super().load(name)
 

@@ -3,11 +3,11 @@ violate."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from osdp.base.byte_sizes import MOST_BYTES
+from osdp.base.names import did_you_mean
 from osdp.description.model_description import (
     KINDS,
     SAVED_BYTES,
@@ -296,6 +296,4 @@ def _unit_problems(plan: PlanFields) -> Iterator[tuple[str, str]]:
 
 
 def unknown_name(what: str, name: str, known: Mapping[str, object] | set[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"the model has no {what} {name!r}{hint}"
+    return f"the model has no {what} {name!r}{did_you_mean(name, known)}"

@@ -3,12 +3,11 @@ faster."""
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Sequence
 from fnmatch import translate
 
-from osdp.base.names import modules_around
+from osdp.base.names import did_you_mean, modules_around
 from osdp.description.model_description import ModelDescription, Operator
 from osdp.errors import InvalidProblemError
 
@@ -40,10 +39,9 @@ def whole_operators(description: ModelDescription, patterns: Sequence[str]) -> f
         named = {o for o, own in names.items() if any(matches(name) for name in own)}
         if not named:
             known = {name for own in names.values() for name in own}
-            near = difflib.get_close_matches(pattern, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
             raise InvalidProblemError(
-                f"whole: {pattern!r} matches no parameter and no module with parameters{hint}"
+                f"whole: {pattern!r} matches no parameter and no module with parameters"
+                f"{did_you_mean(pattern, known)}"
             )
         found |= named
     return frozenset(found)

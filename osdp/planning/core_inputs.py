@@ -28,7 +28,7 @@ SLICE_OVERHEAD_S = 3 * 5e-6
 def make_model(
     description: ModelDescription,
     hardware: Hardware,
-    precision: str = "fp32",
+    precision: str,
     whole: Sequence[str] = (),
     beside_tensors: int = 0,
     batch_size: int | None = None,

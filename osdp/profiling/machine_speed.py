@@ -47,7 +47,7 @@ def measure_collectives(
     ours: _C.Collectives,
     world: int,
     seconds: float,
-    sizes: Sequence[int] = SIZES,
+    sizes: Sequence[int],
 ) -> tuple[Collective, Collective, Collective]:
     """Measure all_gather, reduce_scatter and all_reduce of the `world` ranks of `ours`, as the runtime executes
     them. Collective; takes about `seconds`.

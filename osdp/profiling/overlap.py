@@ -41,7 +41,7 @@ def measure_contention(
     world: int,
     ranks_on_host: int,
     seconds: float,
-    step: Callable[[], object] | None = None,
+    step: Callable[[], object] | None,
     sizes: Sequence[int] = SIZES,
 ) -> Contention:
     """Collective; takes about `seconds`, and no less than four times `step` with its concurrent

@@ -96,7 +96,7 @@ def tensor_facts(tensor: torch.Tensor) -> dict[str, Any]:
     }
 
 
-def first_difference(a: Any, b: Any, path: str, first: str = "rank 0") -> str:
+def first_difference(a: Any, b: Any, path: str, first: str) -> str:
     """The first difference of two JSON values, in words; "" if they are equal. `first`: the rank that has `a`."""
     if isinstance(a, dict) and isinstance(b, dict):
         for key in [*a, *(k for k in b if k not in a)]:

@@ -63,7 +63,7 @@ def route_forward(
     hook: _C.CallHook,
     policy: MixedPrecision | None,
     device: torch.device | None,
-    cover: Cover | None = None,
+    cover: Cover | None,
 ) -> None:
     """Make `module.forward(...)` gather like `module(...)`."""
     forward: Function = module.forward

@@ -63,7 +63,7 @@ def model_ranks(
 
 
 def agreed_grid(
-    together: Together, plan: Plan, given: RankGrid | None, ranks_per_host: int | None = None
+    together: Together, plan: Plan, given: RankGrid | None, ranks_per_host: int | None
 ) -> RankGrid | None:
     """The grid for the operators of `plan` whose mode tells hosts apart (HYBRID_SHARD, FULL_SHARD_HPZ and others), the
     same on every rank; None if it has none. Collective.

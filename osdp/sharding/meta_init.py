@@ -48,7 +48,6 @@ from osdp.errors import ShardingError
 
 InitFunction = Callable[[nn.Module], Any]
 Resets = Mapping[nn.Module, Callable[[], Any]]
-_NONE: Resets = {}
 _METHODS = ("reset_parameters", "_reset_parameters")
 
 
@@ -69,9 +68,9 @@ def own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def turns_of(
     model: nn.Module,
     init: InitFunction | None,
-    only_unsaved: bool = False,
-    resets: Resets = _NONE,
-    lenient: bool = False,
+    only_unsaved: bool,
+    resets: Resets,
+    lenient: bool,
 ) -> list[Turn]:
     """The turns in order. `only_unsaved`: only modules with buffers that checkpoints do not contain. `resets`: of modules
     that are filled by a model around them, in place of `reset_parameters`. `lenient`: floating-point tensors of a module
@@ -134,8 +133,8 @@ def run_turn(
     init: InitFunction | None,
     device: torch.device,
     filled: set[int],
-    resets: Resets = _NONE,
-    lenient: bool = False,
+    resets: Resets,
+    lenient: bool,
 ) -> dict[int, Tensor]:
     """Run the turn on `device`; returns the values by the id of the meta tensors that they belong to.
 

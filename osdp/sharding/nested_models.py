@@ -101,7 +101,7 @@ def refuse_parts(model: nn.Module, what: str, instead: str) -> None:
         )
 
 
-def names_in_parts(model: nn.Module, prefix: str = "") -> tuple[str, ...]:
+def names_in_parts(model: nn.Module, prefix: str) -> tuple[str, ...]:
     """What the names of the parts' parameters and buffers start with."""
     parts = {part for _, part, _ in parts_of(model)}
     named = unwrapped(model).named_modules(remove_duplicate=False)

@@ -92,9 +92,9 @@ def check_plan_and_model(
     model: nn.Module,
     plan: Plan,
     world_size: int,
-    moves: bool = False,
-    handed_over: Collection[int] = (),
-    wrapped: bool = False,
+    moves: bool,
+    handed_over: Collection[int],
+    wrapped: bool,
 ) -> None:
     """`moves`: parameters will be moved to the device of computation, from wherever they are. `handed_over`: ids of
     those that are sharded already, and have a shape without memory. `wrapped`: by fully_shard without a plan, or the

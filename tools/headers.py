@@ -12,9 +12,9 @@ PAGE = ROOT / "docs" / "code.md"
 ROW = re.compile(r"^\| (`.*?`) \|", re.MULTILINE)
 HEAD = """# The C++ code, header by header
 
-What each header of `csrc` begins with; the rest of that comment is its documentation: invariants, units, errors, and titled
-notes on what took thought. How the folders fit together: [the home page](index.md#how-it-fits-together). `tools/headers.py`
-writes this page.
+What each header of `csrc` begins with; the rest of that comment is its documentation: invariants, units, errors, and
+titled notes on what took thought. How the folders fit together: [the home page](index.md#how-it-fits-together).
+`tools/headers.py` writes this page.
 """
 # In the order of layers: each folder includes from those above it alone (tools/include_order.py).
 FOLDERS = {

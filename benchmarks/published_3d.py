@@ -1,6 +1,7 @@
 """Steps with tensor and pipeline parallelism that others published, beside predictions; and the degrees that a search finds.
 
     python benchmarks/published_3d.py [--json results/published-3d.json] [--descriptions FOLDER] [--no-search]
+    python benchmarks/published_3d.py --stored results/published-3d.json
 
 published_3d.csv has their sources. Known of them, or assumed (?):
 
@@ -18,6 +19,11 @@ Nothing is fitted to these rows.
 Printed are predicted step over published; the mean error; and what `osdp.search` returns for the same GPUs, batch and
 memory, with its time: with degrees on auto, and at their degrees. The latter says how much of the difference are degrees:
 micro-batches, recomputation, modes and slices are the search's own in both.
+
+Which of the two is true, where these differ? Published too are runs of FSDP without tensor and pipeline parallelism, on the
+same kinds of GPU (published_fsdp.csv). The last table compares the model's own work a second and GPU, forward and backward
+without what is recomputed: of the published run, of the prediction at the degrees found, and of the FSDP runs of 64 GPUs and
+more whose models are nearest in size. --stored prints this table from a file.
 """
 
 from __future__ import annotations
@@ -28,13 +34,14 @@ import dataclasses
 import json
 import sys
 import time
+from math import log
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from support import gpt_3d
+from support import gpt_3d, published_runs
 from support.machine import machine
 
 import osdp
@@ -177,13 +184,50 @@ def searched(
     }
 
 
+def work_of_token(parameters: int, layers: int, sequence: int, width: int) -> float:
+    """Flops of forward and backward, without recomputation, with half of attention's square."""
+    return 6.0 * (parameters + layers * sequence * width)
+
+
+def parameters_of(run: dict[str, Any]) -> int:
+    layers, h, vocabulary = run["layers"], run["width"], run["vocabulary"]
+    if not run["model"].startswith("Llama"):
+        return int(12 * layers * h**2 + vocabulary * h)
+    block = 2 * h**2 + 2 * h * 8 * h // run["heads"] + 3 * h * gpt_3d.INNER[h]
+    return int(layers * block + 2 * vocabulary * h)
+
+
+def beside_fsdp(rows: list[dict[str, Any]]) -> None:
+    """TFLOP/s of a GPU: published and found, beside published runs of FSDP alone."""
+    print(f"\n{'model':14} {'published':>9} {'found':>6}  FSDP of others, 64 GPUs and more: TFLOP/s of a GPU")
+    by_name = {run["model"]: run for run in runs()}
+    for row in (r for r in rows if "found" in r):
+        run = by_name[row["model"]]
+        size = parameters_of(run)
+        work = work_of_token(size, run["layers"], run["sequence"], run["width"]) * 1e-12
+        tokens = run["batch"] * run["sequence"] / run["gpus"]
+        alike = (r for r in published_runs.runs() if r.gpu[:4] == run["gpu"][:4] and r.gpus >= 64)
+        nearest = sorted(alike, key=lambda r: (abs(log(r.parameters / size)), -r.gpus))[:2]
+        said = (
+            f"{r.model} on {r.gpus}: "
+            f"{1e-12 * r.tokens_per_s_per_gpu * work_of_token(r.parameters, r.layers, r.sequence, r.width):.0f}"
+            for r in nearest
+        )
+        speeds = (work * tokens / s for s in (row["published_s"], row["found"]["step_s"]))
+        print(f"{row['model']:14} {next(speeds):9.0f} {next(speeds):6.0f}  {', '.join(said)}")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--descriptions", type=Path)
     parser.add_argument("--no-search", action="store_true")
     parser.add_argument("--only", default="", help="part of a model's name")
+    parser.add_argument("--stored", type=Path, help="print the last table from this file, and search nothing")
     given = parser.parse_args()
+    if given.stored is not None:
+        beside_fsdp(json.loads(given.stored.read_text())["rows"])
+        return 0
     if given.descriptions is not None:
         given.descriptions.mkdir(parents=True, exist_ok=True)
     rows = []
@@ -212,6 +256,7 @@ def main() -> int:
         print(json.dumps(row), flush=True)
     error = fmean(abs(r["ratio"] - 1) for r in rows)
     print(f"mean error of {len(rows)} steps: {error:.1%}")
+    beside_fsdp(rows)
     if given.json:
         given.json.write_text(
             json.dumps({"machine": machine(), "mean_error": error, "rows": rows}, indent=1) + "\n"

@@ -26,7 +26,7 @@ from osdp.errors import ShardingError
 from osdp.fsdp.marks import MARKS
 from osdp.fsdp.options import Options
 from osdp.sharding.hybrid_mesh import model_ranks
-from osdp.sharding.sharded_model import sharded_models
+from osdp.sharding.sharded_model import in_sharded_models
 
 # Module -> why it waits, and the hooks that refuse its use.
 _deferred: WeakKeyDictionary[nn.Module, tuple[str, list[RemovableHandle]]] = WeakKeyDictionary()
@@ -49,17 +49,13 @@ def tied_to_sharded(module: nn.Module, inside: Set[nn.Module]) -> str | None:
     does not contain the module that holds the parameter; None if there is none."""
     owners = {id(p): (joined(name, key), m) for name, m in module.named_modules()
               for key, p in m._parameters.items() if p is not None}  # fmt: skip
-    for other, sharded in sharded_models():
-        if other in inside:
-            continue
-        theirs = set(other.modules())
-        for name, parameter in other.named_parameters():
-            own, owner = owners.get(id(parameter), ("", None))
-            if owner is not None and owner not in theirs and id(parameter) in sharded.tree.index:
-                return (
-                    f"is tied to a {type(other).__name__} that is sharded already: its parameter {own!r} is the other "
-                    f"one's {name!r}"
-                )
+    for other, name, parameter in in_sharded_models(module.parameters()):
+        own, owner = owners[id(parameter)]
+        if other not in inside and owner not in set(other.modules()):
+            return (
+                f"is tied to a {type(other).__name__} that is sharded already: its parameter {own!r} is the other "
+                f"one's {name!r}"
+            )
     return None
 
 

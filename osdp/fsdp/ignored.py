@@ -14,7 +14,7 @@ from osdp.errors import InvalidProblemError
 from osdp.fsdp.marks import MARKS
 from osdp.fsdp.options import Options
 from osdp.sharding.separate_parts import set_aside
-from osdp.sharding.sharded_model import sharded_models, sharded_of
+from osdp.sharding.sharded_model import in_sharded_models, sharded_of
 
 
 @contextmanager
@@ -27,9 +27,12 @@ def ignoring(model: nn.Module, told: list[Options]) -> Iterator[None]:
     """
     of_modules = [m for options in told for m in ignored_modules(options)]
     held = (t for m in of_modules for t in (*m._parameters.values(), *m._buffers.values()))
-    tensors = {id(t) for t in held if t is not None}
-    tensors |= {id(p) for options in told for p in _parameters_of(options)}
-    _refuse_sharded(tensors)
+    ignored = [*(t for t in held if t is not None), *(p for options in told for p in _parameters_of(options))]
+    for other, name, _ in in_sharded_models(ignored):
+        raise InvalidProblemError(
+            f"'{name}' of a {type(other).__name__} is listed as ignored but is already sharded: either wrap it or ignore it"
+        )
+    tensors = {id(t) for t in ignored}
     any_here = False
     try:
         with set_aside(model, tensors) as any_here:
@@ -37,16 +40,6 @@ def ignoring(model: nn.Module, told: list[Options]) -> Iterator[None]:
     finally:
         if any_here and (sharded := sharded_of(model)) is not None:
             sharded.tree.leave_alone(model, [p for p in model.parameters() if id(p) in tensors])
-
-
-def _refuse_sharded(ignored: set[int]) -> None:
-    for model, sharded in sharded_models() if ignored else ():
-        for name, parameter in model.named_parameters():
-            if id(parameter) in ignored and id(parameter) in sharded.tree.index:
-                raise InvalidProblemError(
-                    f"'{name}' of a {type(model).__name__} is listed as ignored but is already "
-                    "sharded: either wrap it or ignore it"
-                )
 
 
 def ignored_modules(options: Options) -> set[nn.Module]:

@@ -17,7 +17,7 @@ from osdp.plan.plan_fields import parameters_with
 from osdp.plan.validation import check_same_model, validate
 from osdp.ranks.backends import backend_of
 from osdp.sharding.compile_hooks import compiled_modules
-from osdp.sharding.sharded_model import sharded_models
+from osdp.sharding.sharded_model import in_sharded_models
 from osdp.sharding.shared_memory import elements_overlap, refuse_aliases
 from osdp.sharding.torch_patches.other_parallels import refuse_others
 
@@ -140,16 +140,13 @@ def refuse_twice(model: nn.Module) -> None:
 def _refuse_shards(model: nn.Module) -> None:
     """Raises ShardingError if a parameter belongs to another sharded model, and so is only this rank's
     rows."""
-    names = {id(p): name for name, p in model.named_parameters()}
-    for other, sharded in sharded_models():
-        for name, parameter in other.named_parameters():
-            if id(parameter) in names and id(parameter) in sharded.tree.index:
-                raise ShardingError(
-                    f"parameter '{names[id(parameter)]}' is already sharded, as '{name}' of a "
-                    f"{type(other).__name__} that is not in this model, a {type(model).__name__}. Shard a part before the "
-                    "model around it. Two parts that are tied by a parameter are sharded with the model around both: wrap "
-                    "them without a plan, over the same ranks, or that model alone"
-                )
+    for other, theirs, parameter in in_sharded_models(model.parameters()):
+        name = next(name for name, p in model.named_parameters() if p is parameter)
+        raise ShardingError(
+            f"parameter '{name}' is already sharded, as '{theirs}' of a {type(other).__name__} that is not in this model, "
+            f"a {type(model).__name__}. Shard a part before the model around it. Two parts that are tied by a parameter "
+            "are sharded with the model around both: wrap them without a plan, over the same ranks, or that model alone"
+        )
 
 
 def need_backend_memory(collectives: _C.Collectives, group: dist.ProcessGroup, device: torch.device) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 from weakref import WeakKeyDictionary, WeakSet, ref
@@ -234,6 +234,15 @@ def registrations() -> int:
 
 def sharded_models() -> list[tuple[nn.Module, Sharded]]:
     return list(_sharded.items())
+
+
+def in_sharded_models(tensors: Iterable[Tensor]) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
+    """Those of `tensors` that sharded models have as parameters, each with the model and its name there."""
+    given = {id(t) for t in tensors}
+    for model, sharded in sharded_models() if given else ():
+        for name, parameter in model.named_parameters():
+            if id(parameter) in given and id(parameter) in sharded.tree.index:
+                yield model, name, parameter
 
 
 def sharded_of(model: nn.Module) -> Sharded | None:

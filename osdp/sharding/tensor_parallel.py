@@ -6,7 +6,7 @@ parameter that this rank holds over the first is what is sharded over the second
 that part in the DTensor's place, which remembers its layout. In a step modules find a DTensor again (csrc/runtime/step/
 wrapped_parameters.hpp), in state dicts it is one over both meshes, as FSDP2's are (osdp/sharding/dtensors.py). Between
 steps it is this rank's rows of this rank's part. Everything that OSDP exchanges is between ranks that hold the same part;
-norms are summed over both meshes (osdp/sharding/tensor_parallel_norm.py).
+norms are summed over both meshes (osdp/sharding/norm_over_meshes.py).
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from osdp import _C
 from osdp.base.names import joined
 from osdp.errors import ShardingError
 from osdp.sharding.in_step import MARK
-from osdp.sharding.sharded_model import sharded_models, sharded_of
+from osdp.sharding.sharded_model import in_sharded_models, sharded_of
 from osdp.sharding.torch_patches.replaced import hook
 
 _WRAPPERS = (DistributedDataParallel, DataParallel, FullyShardedDataParallel)
@@ -84,10 +84,10 @@ def _refuse_around(what: str, part: nn.Module) -> None:
         if what == "DistributedDataParallel" and all(joined(name, n) in ignored for n in sharded.names()):
             return
         _refuse(what, f"the module '{name}' in it, which is" if name else "a model that is")
-    if type(part) is nn.ParameterList and (held := _sharded_parameter(part)) is not None:
+    for _, name, _ in in_sharded_models(part.parameters() if type(part) is nn.ParameterList else ()):
         _refuse(
             what.replace("DistributedDataParallel", "torch's replicate"),
-            f"parameter '{held}' of a model that is",
+            f"parameter '{name}' of a model that is",
         )
 
 
@@ -97,15 +97,6 @@ def _refuse(what: str, around: str) -> NoReturn:
         f"parameters, but {what} would treat them as full parameters. OSDP averages gradients itself: "
         f"remove {what}, or shard the outermost model with osdp.fully_shard instead."
     )
-
-
-def _sharded_parameter(part: nn.Module) -> str | None:
-    given = {id(p) for p in part.parameters()}
-    for model, _ in sharded_models():
-        for name, p in model.named_parameters():
-            if id(p) in given:
-                return name
-    return None
 
 
 def refuse_others(model: nn.Module) -> None:

@@ -123,7 +123,7 @@ def _and_initialise(module: nn.Module) -> Callable[..., Any]:
 def _initialise_in_full(part: nn.Module) -> None:
     """Until the next forward of `part`, which has just been emptied, what initialises it gets full parameters."""
     model, sharded, _ = part_of(part)
-    installed = ModuleChanges.on(model)
+    changes = ModuleChanges.on(model)
     emptied = {sharded.tree.index[id(p)] for p in part.parameters() if sharded.tree.is_sharded(p)}
     sharded.emptied |= emptied
     sharded.in_full = functools.partial(_in_full, sharded)
@@ -134,7 +134,7 @@ def _initialise_in_full(part: nn.Module) -> None:
             if callable(method) and any(map(sharded.tree.is_sharded, module.parameters())):
                 was = vars(module).get(name)
                 given = _in_full(sharded, getattr(method, "_osdp_method", method), name)
-                installed.put(module, name, given)
+                changes.put(module, name, given)
                 put.append((module, name, was, given))
 
     def end(*_: object) -> None:

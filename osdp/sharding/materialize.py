@@ -207,13 +207,14 @@ class Placing:
                 if id(tensor) not in filled:
                     self._leave_to_be_loaded(tensor)
                 continue
-            if self._handed_over(tensor, index.get(id(tensor)), runtime):
+            if self._from_part(tensor, index.get(id(tensor)), runtime):
                 continue
             full = self._value_of(tensor)
             collectives.broadcast([full])
             take(tensor, full)
 
-    def _handed_over(self, tensor: Tensor, index: int | None, runtime: _C.Runtime) -> bool:
+    def _from_part(self, tensor: Tensor, index: int | None, runtime: _C.Runtime) -> bool:
+        """Whether a part that was sharded before has given this rank's rows of the parameter."""
         if index is None or self.resharding is None:
             return False
         if self.resharding.given(tensor):

@@ -19,7 +19,7 @@ _OTHERS = ("_parameters", "_modules")
 
 # Stored in an attribute of the model: its entries refer to the model, so an owner that outlives the model would
 # keep it alive.
-_ATTRIBUTE = "_osdp_installed"
+_ATTRIBUTE = "_osdp_changes"
 
 
 class ModuleChanges:
@@ -67,18 +67,18 @@ class ModuleChanges:
     @staticmethod
     def put_on(model: nn.Module, module: nn.Module, name: str, value: object) -> None:
         """Set an attribute of a module of `model`, before `note` or after it."""
-        installed = vars(model).get(_ATTRIBUTE)
-        if installed is not None:
-            installed.put(module, name, value)
+        changes = vars(model).get(_ATTRIBUTE)
+        if changes is not None:
+            changes.put(module, name, value)
         else:
             setattr(module, name, value)
 
     @staticmethod
     def on(model: nn.Module) -> ModuleChanges:
         """The record of `model`, which is sharded."""
-        installed = vars(model)[_ATTRIBUTE]
-        assert isinstance(installed, ModuleChanges)
-        return installed
+        changes = vars(model)[_ATTRIBUTE]
+        assert isinstance(changes, ModuleChanges)
+        return changes
 
     def __deepcopy__(self, memo: object) -> None:
         """A copy of the model is not sharded."""

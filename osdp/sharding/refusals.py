@@ -22,11 +22,11 @@ from osdp.sharding.shared_memory import elements_overlap, refuse_aliases
 from osdp.sharding.torch_patches.other_parallels import refuse_others
 
 
-def _refuse_overlapping(model: nn.Module, handed_over: Collection[int]) -> None:
+def _refuse_overlapping(model: nn.Module, without_memory: Collection[int]) -> None:
     """Raises ShardingError for a tensor whose elements share memory (`expand`, some of `as_strided`): rank 0's values
     cannot be written to it, and its bytes are fewer than its elements. For one of inference mode, which is not written to
     either. And for one whose memory does not hold its values but their conjugates (`conj()` is lazy) or negatives."""
-    own = [(name, p) for name, p in model.named_parameters() if id(p) not in handed_over]
+    own = [(name, p) for name, p in model.named_parameters() if id(p) not in without_memory]
     kinds = [("buffer", model.named_buffers()), ("parameter", own)]
     for what, tensors in kinds:
         for name, tensor in tensors:
@@ -93,10 +93,10 @@ def check_plan_and_model(
     plan: Plan,
     world_size: int,
     moves: bool,
-    handed_over: Collection[int],
+    without_memory: Collection[int],
     wrapped: bool,
 ) -> None:
-    """`moves`: parameters will be moved to the device of computation, from wherever they are. `handed_over`: ids of
+    """`moves`: parameters will be moved to the device of computation, from wherever they are. `without_memory`: ids of
     those that are sharded already, and have a shape without memory. `wrapped`: by fully_shard without a plan, or the
     class."""
     refuse_twice(model)
@@ -109,7 +109,7 @@ def check_plan_and_model(
             "model after it"
         )
     refuse_others(model)
-    _refuse_overlapping(model, handed_over)
+    _refuse_overlapping(model, without_memory)
     check_same_model(plan, describe(model))
     refuse_aliases(model, parameters_with(plan, "sharded") if world_size > 1 else ())
     if with_gradient := [name for name, p in model.named_parameters() if p.grad is not None]:

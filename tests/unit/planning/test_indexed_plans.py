@@ -1,4 +1,4 @@
-"""What plays many plans of one problem says of each what the simulator and the checker say."""
+"""IndexedPlans, by which local search simulates plans: the same figures as those of the simulator and the checker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.unit.problems import indexed
 
 @pytest.mark.parametrize("batch", [{"batch_size": 2}, {"global_batch_size": 64}])
 @pytest.mark.parametrize("hosts", [1, 2])
-def test_a_rehearsal_says_what_the_simulator_and_the_checker_say(batch: dict[str, int], hosts: int) -> None:
+def test_figures_are_those_of_the_simulator_and_the_checker(batch: dict[str, int], hosts: int) -> None:
     hardware = machine(8, stolen_computation=0.25, between_hosts=Collective(40e-6, 1e-9))
     for limit in ("16MiB", "24MiB", "48MiB", "1GiB"):
         plan = osdp.search(gpt(4, 256), memory=limit, world_size=8, hosts=hosts, hardware=hardware, **batch)

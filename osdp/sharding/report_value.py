@@ -43,9 +43,6 @@ class Report(Printed):
     # The plan's machine, where its figures were not measured: its times are not this machine's.
     assumed_machine: str | None = None
 
-    def __str__(self) -> str:
-        return _text(self)
-
     def __rich__(self) -> RenderableType:
         return _table(self)
 
@@ -107,15 +104,6 @@ def _change_of_speed(report: Report) -> float:
         return 0.0
     ratio = report.predicted_step_time_now_s / report.predicted_step_time_s
     return 0.0 if 1 / (1 + _NOTICED) < ratio < 1 + _NOTICED else ratio - 1
-
-
-def _text(report: Report) -> str:
-    lines = [f"{'':14}{'predicted':>12}{'measured':>12}{'error':>9}"]
-    lines += [
-        f"{name:14}{predicted:>12}{measured:>12}{error:>9}"
-        for name, predicted, measured, error in _rows(report)
-    ]
-    return "\n".join([*lines, *_notes(report)])
 
 
 def _table(report: Report) -> RenderableType:

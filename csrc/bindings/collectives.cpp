@@ -139,13 +139,6 @@ void bind_collectives(py::module_& m) {
         "Ends a group's heartbeat, lanes and transport, before the group is destroyed; see "
         "csrc/comm/ending.hpp.");
   m.def(
-      "set_place",
-      [](const std::string& group, const at::Device& device, const std::string& place) {
-        comm::Lane::of(group, device)->health().at(place.empty() ? nullptr : faults::interned(place));
-      },
-      py::arg("group"), py::arg("device"), py::arg("place"),
-      "Sets the position that other ranks' errors name for this rank, such as 'osdp.save'; '': none.");
-  m.def(
       "name_ranks",
       [](const std::string& group, const at::Device& device, std::vector<std::string> names) {
         comm::Lane::of(group, device)->health().name_ranks(faults::RankNames(std::move(names)));

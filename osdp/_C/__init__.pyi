@@ -49,7 +49,6 @@ __all__: list[str] = [
     "process_ended",
     "register_source",
     "set_error_types",
-    "set_place",
     "set_python_functions",
     "set_ranks_of_part",
     "shutdown",
@@ -696,11 +695,6 @@ def register_source(source: typing.Any) -> int:
 def set_error_types(types: list) -> None:
     """
     The classes of osdp.errors, in the order of ErrorKind in csrc/faults/errors.hpp
-    """
-
-def set_place(group: str, device: torch.device, place: str) -> None:
-    """
-    Sets the position that other ranks' errors name for this rank, such as 'osdp.save'; '': none.
     """
 
 def set_python_functions(

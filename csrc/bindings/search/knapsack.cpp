@@ -91,7 +91,6 @@ void bind_knapsack(py::module_& m) {
       .def_property_readonly("seconds", [](const Solution& s) { return s.statistics.seconds; })
       .def_property_readonly("nodes", [](const Solution& s) { return s.statistics.nodes; })
       .def_property_readonly("groups", [](const Solution& s) { return s.statistics.groups; })
-      .def_property_readonly("largest_list", [](const Solution& s) { return s.statistics.largest_list; })
       .def_property_readonly("rounds", [](const Solution& s) { return s.statistics.rounds; });
   m.def("solve", &solve, "options"_a, "limit"_a, "method"_a, "time_limit_s"_a, "names"_a, "gap"_a,
         "state_bytes"_a);

@@ -175,7 +175,6 @@ void bind_plan(py::module_& m) {
       .def_readonly("state_bytes", &Candidate::state_bytes)
       .def_readonly("gradient_bytes", &Candidate::gradient_bytes)
       .def_readonly("whole_gradient_bytes", &Candidate::whole_gradient_bytes)
-      .def_readonly("own_bytes", &Candidate::own_bytes)
       .def_readonly("gathered_bytes", &Candidate::gathered_bytes)
       .def_readonly("held_bytes", &Candidate::held_bytes)
       .def_readonly("transient_bytes", &Candidate::transient_bytes)

@@ -20,6 +20,7 @@ from osdp.fsdp import optimizer_states, rank_files, sharded_in, state_dict_types
 from osdp.fsdp.class_or_instance import class_or_instance
 from osdp.fsdp.deferred import is_deferred
 from osdp.fsdp.first_forward import wait_for_inputs
+from osdp.fsdp.fsdp_module import refused_method
 from osdp.fsdp.marks import MARKS, refuse_planned
 from osdp.fsdp.options import OPTIONS, Options
 from osdp.fsdp.shard import separate_parts, shard
@@ -245,18 +246,13 @@ class FullyShardedDataParallel(WrapperHooks):
     def append_shared_param(self, p: nn.Parameter) -> None:
         """Accepted, without effect: tied parameters are found automatically."""
 
-    def set_gradient_divide_factors(self, pre: float, post: float, recursive: bool) -> None:
-        """Not supported: raises ShardingError."""
-        raise ShardingError(
-            "set_gradient_divide_factors is not supported: gradients are means; scale the loss instead"
-        )
-
-    def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
-        """Not supported: raises ShardingError."""
-        raise ShardingError(
-            "register_comm_hook is not supported: set the dtype in which gradients are reduced by "
-            "mixed_precision=MixedPrecision(reduce_dtype=...)"
-        )
+    set_gradient_divide_factors = refused_method(
+        "set_gradient_divide_factors", "gradients are means; scale the loss instead"
+    )
+    register_comm_hook = refused_method(
+        "register_comm_hook",
+        "set the dtype in which gradients are reduced by mixed_precision=MixedPrecision(reduce_dtype=...)",
+    )
 
     def extra_repr(self) -> str:
         """The number of ranks, and of units in each mode; of the outermost wrapper."""

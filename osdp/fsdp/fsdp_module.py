@@ -46,7 +46,7 @@ def _accepted(self: nn.Module, *_: Any, **__: Any) -> None:
     """Accepted, without effect: the plan decides what this would tune."""
 
 
-def _refused(name: str, instead: str) -> Callable[..., None]:
+def refused_method(name: str, instead: str) -> Callable[..., None]:
     def refused(self: nn.Module, *_: Any, **__: Any) -> None:
         raise ShardingError(f"{name} is not supported: {instead}")
 
@@ -205,15 +205,15 @@ class FSDPModule(nn.Module):
     set_symm_mem_for_comm = _accepted
 
     # These would change results or memory in ways that are not supported; and what to do instead.
-    set_all_reduce_hook = _refused(
+    set_all_reduce_hook = refused_method(
         "set_all_reduce_hook", "change gradients after backward, or in register_post_accumulate_grad_hook"
     )
-    set_allocate_memory_from_process_group_for_comm = _refused(
+    set_allocate_memory_from_process_group_for_comm = refused_method(
         "set_allocate_memory_from_process_group_for_comm", "pass it to osdp.fully_shard(model, plan)"
     )
-    set_custom_all_gather = _refused("set_custom_all_gather", "OSDP uses its own collectives")
-    set_custom_reduce_scatter = _refused("set_custom_reduce_scatter", "OSDP uses its own collectives")
-    set_reduce_scatter_unused_params = _refused(
+    set_custom_all_gather = refused_method("set_custom_all_gather", "OSDP uses its own collectives")
+    set_custom_reduce_scatter = refused_method("set_custom_reduce_scatter", "OSDP uses its own collectives")
+    set_reduce_scatter_unused_params = refused_method(
         "set_reduce_scatter_unused_params", "a parameter that no rank used gets no gradient"
     )
 

@@ -138,6 +138,8 @@ def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.outcome("Ctrl-C in a forward on all ranks; saving a checkpoint then, and going on", "equal")
+@pytest.mark.outcome(
+    "Ctrl-C in a forward, or a hook around it, on all ranks; saving a checkpoint then, and going on", "equal"
+)
 def test_what_is_interrupted_can_be_saved_and_goes_on(ranks):
     ranks(interrupt_and_save, world=2)

@@ -28,12 +28,6 @@ class MakesItsInput(nn.Module):
         return self.layer(torch.zeros(int(samples), 8))
 
 
-class KeepsNothing(nn.Sequential):
-    def forward(self, x):
-        with torch.no_grad():
-            return super().forward(x).mean()
-
-
 # A model of unknown activations is one whose every batch fits: "batch 65536" was the answer.
 @pytest.mark.outcome(
     "`osdp.search` of a model without a sample, or with an empty one", osdp.InvalidProblemError

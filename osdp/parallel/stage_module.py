@@ -97,13 +97,14 @@ _LISTS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 
 def only_tensor(output: Any) -> Tensor:
-    """A tensor, or the first floating-point one of a tuple or of an output of transformers (the logits)."""
+    """A tensor, or the first floating-point one of a tuple or of an output of transformers: the logits, and not what is one
+    number (a loss of its routers, which comes first) where there are others."""
     if isinstance(output, Tensor):
         return output
     values = output.values() if isinstance(output, Mapping) else output
-    for value in values:
-        if isinstance(value, Tensor) and value.is_floating_point():
-            return value
+    found = [value for value in values if isinstance(value, Tensor) and value.is_floating_point()]
+    if found:
+        return next((value for value in found if value.dim()), found[0])
     raise ShardingError(f"the model's output, a {type(output).__name__}, has no floating-point tensor")
 
 

@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from osdp.errors import ShardingError
 from osdp.parallel.crossing import Crossing
 from osdp.parallel.output_shapes import OutputShapes
-from osdp.parallel.stage_module import INPUT, cut_to_stage
+from osdp.parallel.stage_module import INPUT, cut_to_stage, only_tensor
 from osdp.parallel.stand_in import Passing
 
 WIDTH = 4
@@ -198,3 +199,13 @@ def test_what_blocks_leave_in_an_argument_is_compared() -> None:
     assert crossing(empty) != crossing(full) == crossing(copy.deepcopy(full))
     assert crossing({"step": 1}) != crossing({"step": 2})
     assert crossing([full]) != crossing([empty])
+
+
+def test_the_last_stage_passes_the_logits_on() -> None:
+    """Sparse models of transformers have a loss of their routers before them."""
+    logits, one = torch.zeros(2, 3), torch.tensor(1.0)
+    for output in (logits, (torch.arange(2), one, logits), {"aux_loss": one, "logits": logits}):
+        assert only_tensor(output) is logits
+    assert only_tensor((one,)) is one
+    with pytest.raises(ShardingError, match="a tuple, has no floating-point tensor"):
+        only_tensor((torch.arange(2),))

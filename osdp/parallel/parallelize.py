@@ -101,7 +101,8 @@ def parallelize(
         was.put_back()
         raise
     if len(plan.stages) > 1:
-        runtime_of(model).pipeline = dist.group.WORLD
+        sharded = runtime_of(model)
+        sharded.pipeline, sharded.stages = dist.group.WORLD, mesh["pp"].get_group()
         size = plan.data_parallel * plan.tensor_parallel
         together.name_ranks([f"rank {rank} (stage {rank // size})" for rank in range(plan.world_size)])
     made = Stage(model, stage, len(plan.stages), device, group=mesh["pp"].get_group())

@@ -147,18 +147,16 @@ class Pipeline:
         dist.all_reduce(value)
         return (value[0] / value[1]).float()
 
-    def clip_grad_norm_(self, max_norm: float) -> Tensor:
-        """Scale all gradients so that their norm, over all stages, is `max_norm` at most. Returns the norm."""
-        parameters = list(self.module.parameters())
-        grads = [p.grad for p in parameters if p.grad is not None]
-        # torch's norm of none, of a frozen stage, is in float32 on the CPU.
-        norm = nn.utils.get_total_norm(grads) if grads else parameters[0].new_zeros(())
-        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-        square = norm.detach().double().square()  # stages may be of several dtypes
-        dist.all_reduce(square, group=self.mesh["pp"].get_group())
-        total = square.sqrt().to(norm.dtype)
-        nn.utils.clip_grads_with_norm_(parameters, max_norm, total)
-        return total
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    ) -> Tensor:
+        """Scale all gradients so that their norm, over all stages, is `max_norm` at most. Returns the norm.
+
+        `torch.nn.utils.clip_grad_norm_(pipeline.parameters(), ...)` gives the same. With `error_if_nonfinite`,
+        GradientError on every rank if the norm is infinite or NaN.
+        """
+        norm = nn.utils.clip_grad_norm_(self.module.parameters(), max_norm, norm_type, error_if_nonfinite)
+        return _plain(norm)
 
     def _check_samples(self, samples: int, values: Any) -> None:
         for value in tensors_in(values):
@@ -244,9 +242,9 @@ class Pipeline:
         return what_is_wrong(told, [stage.modules[0] for stage in self.plan.stages])
 
 
-def _plain(loss: Tensor) -> Tensor:
-    """Of a loss over a mesh (loss_parallel), its value."""
-    value = loss.detach()
+def _plain(found: Tensor) -> Tensor:
+    """Of a loss over a mesh (loss_parallel), or a norm, its value."""
+    value = found.detach()
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 

@@ -100,6 +100,8 @@ class Sharded:
         self.tensor_parallel = False  # whether parameters are parts by tensor parallelism
         # All ranks of a pipeline, if this is a stage of several.
         self.pipeline: dist.ProcessGroup | None = None
+        # Of these, those that have the other stages of what this rank has, if osdp.parallelize made the stages.
+        self.stages: dist.ProcessGroup | None = None
         self.runtime = runtime
         self.call: ModelCall | None = None
         self.tree: ModuleTree

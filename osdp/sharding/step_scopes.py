@@ -10,6 +10,7 @@ from torch import distributed as dist
 
 from osdp.errors import InvalidProblemError
 from osdp.sharding.nested_models import counted_with, with_parts
+from osdp.sharding.norm_over_stages import clip_over_stages
 from osdp.sharding.own_values import in_modules, whole_over_data
 from osdp.sharding.sharded_model import Sharded, runtime_of
 from osdp.sharding.tensor_parallel_norm import clip_over_meshes, clip_over_tensor_parallel
@@ -90,6 +91,10 @@ def clip_grad_norm_(
         )
     if tp_parameters is not None:
         raise InvalidProblemError("tp_parameters says what is cut over tp_group: pass that group too")
+    if runtime_of(model).stages is not None:
+        norm = clip_over_stages(list(model.parameters()), max_norm, float(norm_type), error_if_nonfinite)
+        assert norm is not None
+        return norm
     if any(sharded.tensor_parallel for _, sharded in with_parts(model)):
         return clip_over_meshes(model, float(max_norm), float(norm_type), error_if_nonfinite)
     return runtime_of(model).runtime.clip_grad_norm(

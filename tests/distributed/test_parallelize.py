@@ -122,7 +122,12 @@ def trains(
     pipe = osdp.parallelize(model, plan, loss_of, **options)
     optimizers = [torch.optim.SGD(p, lr=0.5) for p in (pipe.parameters(), whole.parameters())]
     size, replica = SAMPLES // plan.data_parallel, pipe.mesh["dp"].get_local_rank()
-    for steps in ((0,), (1,), (2, 3)):  # the last two accumulate
+    clips = (
+        pipe.clip_grad_norm_,
+        lambda most: nn.utils.clip_grad_norm_(pipe.parameters(), most),
+        lambda most: osdp.clip_grad_norm_(pipe.module, most),
+    )
+    for steps, clip in zip(((0,), (1,), (2, 3)), clips, strict=True):  # the last two accumulate
         for step in steps:
             tokens, targets = batch(step)
             mine = slice(replica * size, (replica + 1) * size)
@@ -131,8 +136,14 @@ def trains(
             wanted = loss_of(whole(tokens), targets)
             wanted.backward()
             torch.testing.assert_close(found.double(), wanted.detach(), rtol=1e-6, atol=0)
-        norms = pipe.clip_grad_norm_(0.3), nn.utils.clip_grad_norm_(whole.parameters(), 0.3)
-        close(norms[0], norms[1], 1e-9, "norm")
+        with_gradients = [p for p in pipe.parameters() if p.grad is not None]
+        if pipeline > 1 and len(with_gradients) > 1:
+            with pytest.raises(
+                osdp.ShardingError, match=r"stage \d\): clip_grad_norm_ was given some .*, without '"
+            ):
+                nn.utils.clip_grad_norm_(with_gradients[1:], 0.3)
+        norm, wanted_norm = clip(0.3), nn.utils.clip_grad_norm_(whole.parameters(), 0.3)
+        close(norm.full_tensor() if isinstance(norm, DTensor) else norm, wanted_norm, 1e-9, "norm")
         for optimizer in optimizers:
             optimizer.step(), optimizer.zero_grad()
     own, all_of_it = pipe.module.state_dict(), whole.state_dict()
@@ -141,6 +152,13 @@ def trains(
         close(value.full_tensor() if isinstance(value, DTensor) else value, all_of_it[name], 1e-9, name)
 
 
+@pytest.mark.outcome(
+    "`torch.nn.utils.clip_grad_norm_(pipeline.parameters(), ...)`: the norm over all stages", "equal"
+)
+@pytest.mark.outcome(
+    "`torch.nn.utils.clip_grad_norm_` of some parameters of a stage that `osdp.parallelize` made",
+    osdp.ShardingError,
+)
 @pytest.mark.parametrize(
     ("tensor", "pipeline", "asked"),
     [

@@ -41,9 +41,9 @@ def torch_now() -> dict[str, Any]:
                 found |= {f"{name}.{key}.{k}": v for k, v in methods}
             elif issubclass(kind, dict) and "hook" in key:
                 found[f"{name}.{key}"] = tuple(value.values())
-    for name in ("get_total_norm", "clip_grads_with_norm_"):
+    for name in ("get_total_norm", "clip_grads_with_norm_", "clip_grad_norm_"):
         # torch wraps them in no_grad, and the wrapper's closure holds them.
-        wrapper = getattr(clip_grad, f"_{name}")
+        wrapper = getattr(clip_grad, f"_{name}", None) or getattr(clip_grad, name)
         found[f"torch.nn.utils.clip_grad.{name}"] = wrapper.__closure__[0].cell_contents
     return found
 

@@ -27,12 +27,14 @@ from osdp.sharding.dtensor_parameters import as_rows, shows_dtensors
 from osdp.sharding.dtensors import within
 from osdp.sharding.nested_models import parts_of_wholes
 from osdp.sharding.norm_over_meshes import any_divided, norm_over_meshes
+from osdp.sharding.norm_over_stages import clip_over_stages
 from osdp.sharding.torch_patches.replaced import replace
 
 
 def install_norms() -> None:
     _install("_get_total_norm", _total_norm)
     _install("_clip_grads_with_norm_", _of_rows)
+    _install("clip_grad_norm_", _over_stages)
     if hasattr(
         convert_parameters, "_check_param_device"
     ):  # of each parameter that is made a vector, or of one
@@ -70,6 +72,27 @@ def _total_norm(whole: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return norm if None in meshes or len(meshes) > 1 else _alike(norm, meshes.pop())
 
     return total_norm
+
+
+def _over_stages(whole: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Note [Norms of stages] in osdp/sharding/norm_over_stages.py."""
+
+    @functools.wraps(whole)
+    def clip_grad_norm_(
+        parameters: Tensor | Iterable[Tensor],
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        foreach: bool | None = None,
+    ) -> Tensor:
+        listed = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        norm = clip_over_stages(listed, max_norm, float(norm_type), error_if_nonfinite, foreach)
+        if norm is not None:
+            return norm
+        # torch warns of an empty generator.
+        return whole(listed or parameters, max_norm, norm_type, error_if_nonfinite, foreach)
+
+    return clip_grad_norm_
 
 
 def _of_rows(whole: Callable[..., None]) -> Callable[..., None]:

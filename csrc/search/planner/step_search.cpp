@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "search/bounds/pricing.hpp"
 #include "search/heuristics/polish.hpp"
 #include "search/planner/least_peak.hpp"
 #include "search/planner/step_proof.hpp"
@@ -20,10 +21,10 @@ constexpr double kNear = 0.05;  // by how much a part's plans may be slower than
 // than a part of this.
 constexpr double kSharpest = 0.005;
 constexpr size_t kPolished = 6;  // plans that local search begins with
-// Limits of local search: the number of steps, beside Wish::played_operators, where the gap is kFar or more.
-// Of a smaller gap in proportion, at least kLeastShare: less can be gained.
-constexpr int64_t kFewestPlays = 32, kMostPlays = 1000;
-constexpr double kLeastShare = 0.25;
+// Steps that local search simulates where the gap is kFar. In proportion to the gap: the larger it is, the
+// more can be gained. Together they have Wish::played_operators at most.
+constexpr double kPlays = 1000, kFewestPlays = 32;
+constexpr double kLeastShare = 0.25, kMostShare = 4;
 
 struct Seed {
   IndexedPlan plan;
@@ -140,10 +141,29 @@ class StepSearch {
       next.asked = plan;
       seed = std::move(next);
     }
+    if (const std::optional<Seed> next = fuller(seed)) insert(*next);
+    insert(std::move(seed));
+  }
+
+  void insert(Seed seed) {
     const auto before = [](const Seed& a, const Seed& b) {
       return (a.spare_bytes >= 0) != (b.spare_bytes >= 0) ? a.spare_bytes >= 0 : a.faster_than(b);
     };
     seeds_.insert(std::upper_bound(seeds_.begin(), seeds_.end(), seed, before), std::move(seed));
+  }
+
+  // With the memory that a plan leaves over used where its objective gains most. None: nothing fits into it.
+  std::optional<Seed> fuller(const Seed& seed) {
+    if (seed.spare_bytes <= 0) return {};
+    PlanEvaluator& own = *evaluator_;
+    const Pricing pricing(own.model(), own.request(), own.classes(), seed.plan.batch, false);
+    PhaseMaxima phases(
+        phase_bytes(own.model(), own.request(), own.classes(), seed.plan.decision, seed.plan.batch));
+    const std::vector<double> prices(phases.size(), 1.0 / static_cast<double>(phases.size()));
+    IndexedPlan plan = seed.plan;
+    pricing.improve(plan.decision, phases, own.peak_bytes(plan) + seed.spare_bytes, prices);
+    if (plan == seed.plan) return {};
+    return simulated(plan);
   }
 
   void consider_proven() {
@@ -204,12 +224,16 @@ class StepSearch {
     }
   }
 
+  int64_t plays() const {
+    const auto operators = static_cast<double>(std::max<size_t>(1, evaluator_->model().operators.size()));
+    const double share = std::clamp(gap() / kFar, kLeastShare, kMostShare);
+    const double most = static_cast<double>(searches_.wish().played_operators) / operators;
+    return static_cast<int64_t>(
+        std::max(kFewestPlays, std::min(share * kPlays, std::min(share, 1.0) * most)));
+  }
+
   void improve() {
     PlanEvaluator& own = *evaluator_;
-    const auto operators = static_cast<int64_t>(own.model().operators.size());
-    const int64_t plays = std::clamp(searches_.wish().played_operators / std::max<int64_t>(1, operators),
-                                     kFewestPlays, kMostPlays);
-    const double share = std::clamp(gap() / kFar, kLeastShare, 1.0);
     std::vector<IndexedPlan> seeds;
     for (const bool others : {false, true}) {  // first the fastest of each batch
       for (const Seed& s : seeds_) {
@@ -225,9 +249,7 @@ class StepSearch {
       tell_gap();
       return searches_.over();
     };
-    consider(
-        polish(own, seeds, static_cast<int64_t>(share * static_cast<double>(plays)), left, enough_ps(), over)
-            .plan);
+    consider(polish(own, seeds, plays(), left, enough_ps(), over).plan);
   }
 
   Searches& searches_;

@@ -28,6 +28,7 @@ from osdp.parallel.whole_parameters import whole_parameters
 from osdp.plan.parallel_plan import ParallelPlan
 from osdp.ranks.rank_group import Together
 from osdp.sharding.fully_shard import fully_shard as shard_by_plan
+from osdp.sharding.replaced_parameters import note_replaced
 from osdp.sharding.rollback import ModulesAsTheyWere
 from osdp.sharding.sharded_model import runtime_of
 
@@ -83,7 +84,7 @@ def parallelize(
     device = _device_of(model, options.get("device_id"))
     mesh = _mesh(plan, device)
     stage = mesh["pp"].get_local_rank()
-    was = ModulesAsTheyWere(model)
+    was, before = ModulesAsTheyWere(model), dict(model.named_parameters(remove_duplicate=False))
     try:
         take_first(model, mesh["pp"])
         buffers = names_of_buffers(model) if len(plan.stages) > 1 else {}
@@ -100,6 +101,7 @@ def parallelize(
     except BaseException:
         was.put_back()
         raise
+    note_replaced(before, model, "osdp.parallelize")
     if len(plan.stages) > 1:
         sharded = runtime_of(model)
         sharded.pipeline, sharded.stages = dist.group.WORLD, mesh["pp"].get_group()

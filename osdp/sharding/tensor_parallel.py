@@ -25,6 +25,7 @@ from osdp.base.names import joined
 from osdp.base.tensor_parallel import Layout, layout_of, set_layout, under_fsdp2
 from osdp.description.tensor_subclasses import why_unsupported
 from osdp.errors import ShardingError
+from osdp.sharding.replaced_parameters import note_replaced
 from osdp.sharding.torch_patches.compiled_inputs import install_inputs_in_flight
 
 
@@ -40,6 +41,7 @@ def local_parts(model: nn.Module) -> Iterator[None]:
         yield  # refused later, by name
         return
     homes: list[tuple[nn.Module, str, nn.Parameter]] = []
+    former: dict[str, nn.Parameter] = {}
     made: dict[int, nn.Parameter] = {}
     for prefix, module in model.named_modules():
         for key, parameter in module._parameters.items():
@@ -52,6 +54,7 @@ def local_parts(model: nn.Module) -> Iterator[None]:
                 _refuse_hooks(joined(prefix, key), parameter)
                 made[id(parameter)] = _local(parameter)
             homes.append((module, key, parameter))
+            former[joined(prefix, key)] = parameter
     for module, key, parameter in homes:
         module._parameters[key] = made[id(parameter)]
     buffers: list[tuple[nn.Module, str, DTensor, Tensor]] = []  # the DTensor, and its part
@@ -73,6 +76,8 @@ def local_parts(model: nn.Module) -> Iterator[None]:
     finally:
         for module, key, parameter in homes if not done else ():
             module._parameters[key] = parameter
+        if done and former:
+            note_replaced(former, model, "osdp.fully_shard")
         wrapped: dict[int, Tensor] = {}
         for module, key, buffer, part in buffers:
             now = module._buffers.get(key)

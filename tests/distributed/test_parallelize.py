@@ -119,7 +119,13 @@ def trains(
     if of_stage is not None:
         stages = (dataclasses.replace(s, plan=of_stage(s.plan.description)) for s in plan.stages)
         plan = dataclasses.replace(plan, stages=tuple(stages))
+    early = torch.optim.SGD(model.parameters(), lr=0.5)
     pipe = osdp.parallelize(model, plan, loss_of, **options)
+    if tensor > 1:
+        with pytest.raises(
+            osdp.ShardingError, match=r"SGD was made before osdp\.parallelize .* 'blocks\.\d.*after"
+        ):
+            early.step()
     optimizers = [torch.optim.SGD(p, lr=0.5) for p in (pipe.parameters(), whole.parameters())]
     size, replica = SAMPLES // plan.data_parallel, pipe.mesh["dp"].get_local_rank()
     clips = (

@@ -63,3 +63,20 @@ def refused(me: Member) -> None:
 )
 def test_bad_layouts_are_named_before_anything_is_changed(ranks):
     ranks(refused, world=4)
+
+
+def made_before(me: Member) -> None:
+    model = parallelized(net(), mesh_of(me, 2, 2)["tp"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    osdp.fully_shard(model, mesh=mesh_of(me, 2, 2)["dp"])
+    with pytest.raises(osdp.ShardingError, match=r"SGD was made before osdp\.fully_shard .* 'embed\.weight'"):
+        optimizer.step()
+
+
+@pytest.mark.outcome(
+    "an optimizer that was made before `osdp.parallelize` with tensor parallelism, or between `parallelize_module` and "
+    "`fully_shard`",
+    osdp.ShardingError,
+)
+def test_optimizers_that_were_made_before(ranks):
+    ranks(made_before, world=4)

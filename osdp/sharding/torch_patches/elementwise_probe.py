@@ -26,6 +26,7 @@ from torch.optim import Optimizer
 from osdp.base.warned import warn
 from osdp.errors import ShardingError
 from osdp.sharding.dtensor_parameters import shown_like
+from osdp.sharding.replaced_parameters import check_replaced
 from osdp.sharding.sharded_model import registrations
 from osdp.sharding.sharded_parameters import ShardedParameter, sharded_parameters
 from osdp.sharding.torch_patches.optimizer_options import OptionCheck
@@ -53,6 +54,7 @@ def check_before_step(optimizer: Optimizer) -> None:
     known = _checked.get(optimizer)
     if known is None or known[0] != seen:
         parameters = {id(p): p for group in optimizer.param_groups for p in group["params"]}
+        check_replaced(optimizer)
         cut = sharded_parameters(parameters.values())
         # DTensors know that they are parts.
         rows = {key: part for key, part in cut.items() if shown_like(parameters[key]) is None}

@@ -18,11 +18,13 @@ from osdp.errors import InvalidProblemError, ShardingError
 from osdp.parallel.ending import end_of_pipeline
 from osdp.parallel.first_step import Seen, partial_gradient, what_is_wrong
 from osdp.parallel.mean_loss import NOTHING, MeanLoss
+from osdp.parallel.samples import Samples, samples_apart
 from osdp.parallel.shared_buffers import values_of_buffers
 from osdp.parallel.stage_module import INPUT
 from osdp.parallel.stand_in import Passing
 from osdp.parallel.whole_parameters import gradients_apart
 from osdp.plan.parallel_plan import ParallelPlan
+from osdp.ranks.rank_group import Together
 
 
 class Pipeline:
@@ -71,7 +73,8 @@ class Pipeline:
         dimension 0), equal on its ranks; each stage computes masks and positions from them. `target`: what the loss gets
         beside the model's output, a tensor or a tree of tensors (a tuple of labels and weights).
 
-        Raises InvalidProblemError for another number of samples, and in the first step, on all ranks of the pipeline,
+        Raises InvalidProblemError for another number of samples, ShardingError if ranks of a replica were given different
+        ones (steps 1, 2, 4, 8, ... compare them), and in the first step, on all ranks of the pipeline,
         ShardingError if forward passes more between stages than one tensor, cuts the output of a column-wise linear in
         parts, views it in as many groups as one process, draws other random numbers on ranks of one tensor-parallel group
         (dropout), or uses what all of them hold whole with a part of the sequence. RankError, naming stages, where another
@@ -79,6 +82,8 @@ class Pipeline:
         """
         samples = self.plan.micro_batches * self.plan.micro_batch_size
         self._check_samples(samples, (args, target, kwargs))
+        if (self._steps + 1) & self._steps == 0:  # steps 1, 2, 4, 8, ...
+            self._look_at_samples((args, kwargs), target)
         random = self._random_state()
         # Outputs of a whole step (logits) would be held until its end, to be returned.
         step = functools.partial(self.schedule.step, return_outputs=False)
@@ -169,6 +174,12 @@ class Pipeline:
                     f"the plan has {samples} samples a step for each replica ({self.plan.micro_batches} micro-batches of "
                     f"{self.plan.micro_batch_size}), but a tensor with {value.shape[0]} was passed"
                 )
+
+    def _look_at_samples(self, inputs: Any, target: Any) -> None:
+        """Raise ShardingError on all ranks if those of a replica have other samples. Collective over all ranks."""
+        mine = Samples.of(self.mesh["dp"].get_local_rank(), self.stage, inputs, target, self.last)
+        if apart := samples_apart(Together(None, "a pipeline's step").all(mine)):
+            raise ShardingError(apart)
 
     def _look_at_shapes(self, shapes: list[torch.Size]) -> None:
         """Where sequences have another length, have torch's stages learn anew what passes: they would receive it into memory

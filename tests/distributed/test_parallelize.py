@@ -336,6 +336,9 @@ def without_first(plan: osdp.ParallelPlan) -> osdp.ParallelPlan:
     return dataclasses.replace(plan, stages=(plan.stages[0], last))
 
 
+@pytest.mark.outcome(
+    "ranks of one replica of a pipeline that are given different samples", osdp.ShardingError
+)
 def test_what_cannot_be_is_refused_before_anything_changes(ranks):
     ranks(refusals, world=4)
 
@@ -370,6 +373,11 @@ def crossings(me: Member) -> None:
     pipe = osdp.parallelize(net(), me.once(lambda: plan_for(net(), 1, 2, me.world)), loss_of)
     with pytest.raises(osdp.InvalidProblemError, match=r"4 samples a step.*with 6"):
         pipe.step(tokens[:6], target=targets[:6])
+    mine = slice(me.rank, me.rank + 4)  # as a sampler that goes by the rank in the job
+    with pytest.raises(
+        osdp.ShardingError, match=r"rank 0 \(stage 0\) and rank 2 \(stage 1\) .* different inputs"
+    ):
+        pipe.step(tokens[mine], target=targets[mine])
 
 
 class Gated(Block):

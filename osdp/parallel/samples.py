@@ -45,9 +45,9 @@ def samples_apart(everyones: Sequence[Samples]) -> str:
             if given != (known.inputs if what == "inputs" else known.targets):
                 return (
                     f"rank {other} (stage {known.stage}) and rank {rank} (stage {mine.stage}) have parts of one replica of "
-                    f"the model, and were given different {what}: all ranks of a replica pass the same samples. Let samplers "
-                    "go by pipeline.mesh['dp']: DistributedSampler(data, num_replicas=pipeline.mesh['dp'].size(), "
-                    "rank=pipeline.mesh['dp'].get_local_rank())"
+                    f"the model, and were given different {what}: all ranks of a replica pass the same samples. Let "
+                    "samplers go by pipeline.mesh['dp']: DistributedSampler(data, "
+                    "num_replicas=pipeline.mesh['dp'].size(), rank=pipeline.mesh['dp'].get_local_rank())"
                 )
     return ""
 

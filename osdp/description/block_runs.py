@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from osdp.base.stand_in import StandIn
+from osdp.base.module_proxy import ModuleProxy
 
 # Three that show the first's surroundings and two that are alike, and two before the end of the row.
 LEAST = 6
@@ -48,7 +48,7 @@ def _signature(name: str, block: nn.Module, modules: Counter[int], tensors: Coun
     parts: list[Any] = [name.rpartition(".")[0]]
     for path, module in block.named_modules():
         hooks = module._backward_hooks or module._backward_pre_hooks
-        if modules[id(module)] > 1 or hooks or isinstance(module, StandIn):
+        if modules[id(module)] > 1 or hooks or isinstance(module, ModuleProxy):
             return None
         parts.append((path, type(module)))
     for path, tensor in own_tensors(block):

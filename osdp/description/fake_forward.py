@@ -15,7 +15,7 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 
 from osdp.base.kept_state import generators_kept, untouched
-from osdp.base.stand_in import StandIn
+from osdp.base.module_proxy import ModuleProxy
 from osdp.base.tensor_parallel import layout_of, local_part
 from osdp.base.tensor_trees import map_tensors, tensors_in
 from osdp.description.block_calls import NotAlikeError
@@ -263,7 +263,7 @@ def _all_tensors(model: nn.Module) -> Iterator[torch.Tensor]:
     for module in model.modules():
         yield from (t for t in (*module._parameters.values(), *module._buffers.values()) if t is not None)
         yield from tensors_in([v for v in vars(module).values() if not isinstance(v, nn.Module)])
-        if isinstance(module, StandIn):
+        if isinstance(module, ModuleProxy):
             yield from _all_tensors(module.stands_for)
 
 

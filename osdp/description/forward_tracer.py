@@ -14,8 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from osdp import _C
+from osdp.base.module_proxy import ModuleProxy
 from osdp.base.names import is_in, modules_around
-from osdp.base.stand_in import StandIn
 from osdp.base.storage_numbers import StorageNumbers
 from osdp.base.tensor_parallel import local_part, storage_id, wraps_local
 from osdp.base.tensor_trees import map_tensors, tensors_held, tensors_in, written_to
@@ -168,7 +168,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __enter__(self) -> Watcher:
         with ExitStack() as stack:
             for name, module in self.model.named_modules():
-                if isinstance(module, StandIn):
+                if isinstance(module, ModuleProxy):
                     continue
                 stack.callback(
                     module.register_forward_pre_hook(self._begin(name), prepend=True, with_kwargs=True).remove

@@ -18,10 +18,10 @@ from osdp.errors import InvalidProblemError, ShardingError
 from osdp.parallel.ending import end_of_pipeline
 from osdp.parallel.first_step import Seen, partial_gradient, what_is_wrong
 from osdp.parallel.mean_loss import NOTHING, MeanLoss
+from osdp.parallel.other_stage import Passing
 from osdp.parallel.samples import Samples, samples_apart
 from osdp.parallel.shared_buffers import values_of_buffers
 from osdp.parallel.stage_module import INPUT
-from osdp.parallel.stand_in import Passing
 from osdp.parallel.whole_parameters import gradients_apart
 from osdp.plan.parallel_plan import ParallelPlan
 from osdp.ranks.rank_group import Together

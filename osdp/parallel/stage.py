@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
-from osdp.parallel.stand_in import Passing
+from osdp.parallel.other_stage import Passing
 
 
 class Stage(PipelineStage):

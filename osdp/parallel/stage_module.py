@@ -34,9 +34,9 @@ from osdp.description.model_description import ModelDescription
 from osdp.errors import InvalidProblemError, OSDPError, ShardingError
 from osdp.parallel.crossing import Crossing
 from osdp.parallel.elsewhere import Elsewhere
+from osdp.parallel.other_stage import ModuleOfOtherStage, Passing, WhileHere, first_tensor
 from osdp.parallel.output_shapes import OutputShapes
 from osdp.parallel.owners import Owners
-from osdp.parallel.stand_in import Passing, StandIn, WhileHere, first_tensor
 from osdp.planning.degrees.chain import ONE_TENSOR, why_no_beginning
 
 
@@ -203,7 +203,7 @@ def _replace(
             if called and passing.elsewhere is not None:
                 passing.elsewhere.has(child)
         elif at == ends or (called and stage not in stages and not _is_run(owners, at, ends)):
-            module._modules[name] = StandIn(passing, at == ends, at, child)
+            module._modules[name] = ModuleOfOtherStage(passing, at == ends, at, child)
         else:
             _replace(child, at, owners, stage, entries, passing)
 

@@ -17,6 +17,7 @@ from torch.distributed.tensor.parallel import (
 
 from osdp.description.model_description import ModelDescription
 from osdp.errors import InvalidProblemError, ShardingError
+from osdp.parallel.other_stage import ModuleOfOtherStage
 from osdp.planning.degrees.styles import matching, plan_of, styles_of
 
 
@@ -59,7 +60,7 @@ def parallelize_stage(
 ) -> dict[str, nn.Module]:
     """Divide the parameters of a stage over `mesh`. `description`: of the whole model; modules of other stages are gone.
     Returns the modules of which a rank has a part of the outputs."""
-    modules = {name: m for name, m in model.named_modules() if type(m).__name__ != "StandIn"}
+    modules = {name: m for name, m in model.named_modules() if not isinstance(m, ModuleOfOtherStage)}
     if given is not None and not any(isinstance(style, str) for style in given.values()):
         styles: dict[str, Any] = {}
         for pattern, style in given.items():

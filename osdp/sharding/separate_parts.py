@@ -7,7 +7,7 @@ a part stays a sharded model of its own, with its own runtime, lane and plan; th
 broadcasts, gathers nor reduces its tensors. Its first call and its backward happen within those of the whole:
 each runtime joins autograd's graph task by itself, and collectives of the two run on different lanes, so
 neither waits for the other.
-  While the whole is described and sharded, a StandIn takes the part's place, so that nothing finds its tensors.
+  While the whole is described and sharded, a ModuleProxy takes the part's place, so that nothing finds its tensors.
 Where the whole's forward is traced, the part computes as it did before it was sharded, on tensors without data
 (`readable`).
   Functions for a whole model (no_sync, clip_grad_norm_, summon_full_params, state dicts) include its parts, see
@@ -26,15 +26,15 @@ from typing import Any
 from torch import Tensor, nn
 from torch import distributed as dist
 
+from osdp.base.module_proxy import ModuleProxy
 from osdp.base.modules import unwrapped
-from osdp.base.stand_in import StandIn
 from osdp.sharding.nested_models import ranks_of
 from osdp.sharding.resharding import Resharding
 from osdp.sharding.sharded_model import runtime_of, sharded_models, sharded_of
 
 
 class SeparateParts:
-    """Context in which stand-ins take the places of the parts of `model` that are sharded over other ranks than those of
+    """Context in which proxies take the places of the parts of `model` that are sharded over other ranks than those of
     `group` (None: the default group). Parts inside such parts go with them."""
 
     def __init__(
@@ -44,7 +44,7 @@ class SeparateParts:
         self._ranks: list[int] = []
         self._all = of_same_ranks
         self._places: list[tuple[nn.Module, str, nn.Module]] = []
-        self._stand_ins: dict[nn.Module, StandIn] = {}
+        self._proxies: dict[nn.Module, ModuleProxy] = {}
         # Tensor by id: bytes on the device, whether it is trained.
         self._held: dict[int, tuple[int, int, bool]] = {}
         if not sharded_models() or not dist.is_initialized():
@@ -69,7 +69,7 @@ class SeparateParts:
             for tensor in (*part.parameters(), *part.buffers()):
                 if tensor.device == runtime_of(part).device:  # else it is offloaded
                     self._held[id(tensor)] = tensor.nbytes, tensor.element_size(), tensor.requires_grad
-            parent._modules[key] = self._stand_ins.setdefault(part, StandIn(part))
+            parent._modules[key] = self._proxies.setdefault(part, ModuleProxy(part))
         return self
 
     def __exit__(
@@ -90,7 +90,7 @@ class SeparateParts:
     def readable(self) -> Iterator[None]:
         """Context in which the parts can be traced. Raises ShardingError, with nothing changed, if one is in use."""
         with ExitStack() as stack:
-            for part in self._stand_ins:
+            for part in self._proxies:
                 stack.enter_context(Resharding(part, lent=True))
             yield
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from osdp.errors import ShardingError
 from osdp.parallel.crossing import Crossing
+from osdp.parallel.other_stage import Passing
 from osdp.parallel.output_shapes import OutputShapes
 from osdp.parallel.stage_module import INPUT, cut_to_stage, only_tensor
-from osdp.parallel.stand_in import Passing
 
 WIDTH = 4
 

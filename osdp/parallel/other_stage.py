@@ -1,4 +1,4 @@
-"""What stands in for the modules of other stages: Note [A model cut to one stage] in stage_module.py."""
+"""What a stage has in place of the modules of other stages: Note [A model cut to one stage] in stage_module.py."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Passing:
         return nothing
 
 
-class StandIn(nn.Module):
+class ModuleOfOtherStage(nn.Module):
     """In place of a module of another stage, `name`. `begins`: the first of the next stage.
 
     It has the numbers and words among the module's attributes, and NaN in the shape of its parameters: forward may ask for
@@ -107,7 +107,7 @@ class StandIn(nn.Module):
         shown |= {k: passing.no_values(name, p) for k, p in module._parameters.items() if p is not None}
         for key, child in module._modules.items():
             if child is not None:
-                shown[key] = StandIn(passing, False, f"{name}.{key}", child)
+                shown[key] = ModuleOfOtherStage(passing, False, f"{name}.{key}", child)
         # Not registered: nothing of it is the stage's.
         self.__dict__ |= {k: v for k, v in shown.items() if k not in self.__dict__}
 
@@ -125,9 +125,9 @@ class StandIn(nn.Module):
                 passing.left = Crossing.of(args, kwargs, at)
         return passing.nothing(self._name, self._name, args, kwargs)
 
-    def __getitem__(self, index: int) -> StandIn:
+    def __getitem__(self, index: int) -> ModuleOfOtherStage:
         """Of an nn.Sequential, through which forward may also go."""
-        if isinstance(found := vars(self).get(str(index)), StandIn):
+        if isinstance(found := vars(self).get(str(index)), ModuleOfOtherStage):
             return found
         raise IndexError(index)
 

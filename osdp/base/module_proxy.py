@@ -1,4 +1,4 @@
-"""StandIn: takes the place of a module in a model, so that nothing finds the tensors and modules in it."""
+"""ModuleProxy: takes the place of a module in a model, so that nothing finds the tensors and modules in it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 
-class StandIn(nn.Module):
+class ModuleProxy(nn.Module):
     """A module without parameters, buffers or children that passes calls and attributes on to another module.
 
     It computes within its caller: descriptions attribute what it reads, saves and computes to the module that calls it.

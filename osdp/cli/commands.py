@@ -89,13 +89,14 @@ def verify(arguments: argparse.Namespace) -> int:
 
 
 def explain(arguments: argparse.Namespace) -> None:
-    plan = _plan(arguments.plan)
-    if arguments.diff is not None:
-        print(plan.diff(_plan(arguments.diff)) or "the plans make the same decisions\n", end="")
-        return
     from osdp.show.explain import explained
 
-    _show(explained(plan, search=not arguments.no_search))
+    _show(explained(_plan(arguments.plan), search=not arguments.no_search))
+
+
+def diff(arguments: argparse.Namespace) -> None:
+    found = _plan(arguments.plan).diff(_plan(arguments.other))
+    print(found or "the plans make the same decisions\n", end="")
 
 
 def frontier(arguments: argparse.Namespace) -> None:

@@ -204,15 +204,14 @@ def _explain(subparsers: argparse._SubParsersAction[Parser]) -> None:
         action="store_true",
         help="leave out what other memory limits and batch sizes would give",
     )
-    parser.add_argument("--diff", metavar="OTHER.json", help="show only what differs in this other plan")
     parser.set_defaults(command=commands.explain)
 
 
 def _diff(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser = subparsers.add_parser("diff", help="show how a second plan differs")
     parser.add_argument("plan", metavar="PLAN.json", help=_PLAN)
-    parser.add_argument("diff", metavar="OTHER.json", help=_PLAN)
-    parser.set_defaults(command=commands.explain)
+    parser.add_argument("other", metavar="OTHER.json", help=_PLAN)
+    parser.set_defaults(command=commands.diff)
 
 
 def _frontier(subparsers: argparse._SubParsersAction[Parser]) -> None:

@@ -322,12 +322,9 @@ def test_explain_shows_a_plan_and_the_difference_to_another(
     capsys.readouterr()
     assert main(["explain", str(first)]) == 0
     assert capsys.readouterr().out == plan.explain()
-    for argv in (["explain", str(first), "--diff", str(second)], ["diff", str(first), str(second)]):
-        assert main(argv) == 0
-        assert capsys.readouterr().out == "0: FULL_SHARD -> NO_SHARD\n"
-    assert main(["explain", str(first), "--diff", str(second)]) == 0
+    assert main(["diff", str(first), str(second)]) == 0
     assert capsys.readouterr().out == "0: FULL_SHARD -> NO_SHARD\n"
-    assert main(["explain", str(first), "--diff", str(first)]) == 0
+    assert main(["diff", str(first), str(first)]) == 0
     assert "the same" in capsys.readouterr().out
 
 

@@ -91,5 +91,5 @@ def test_each_line_of_the_first_table_is_explained() -> None:
     columns += next(line.split() for line in plain(sliced, 120).splitlines() if line.startswith("operator"))
     labels = re.findall(r"^(\S+(?: \S+)?)  +\S", text[text.index("\npeak memory") :], re.MULTILINE)
     assert {*columns, *labels} <= explained and labels == ["peak memory", "step time", "proof"]
-    report = str(Report(0.1, 0.2, 1, 1, 9, predicted_step_time_now_s=0.2)).splitlines()[1:-2]
+    report = plain(Report(0.1, 0.2, 1, 1, 9, predicted_step_time_now_s=0.2), 120).splitlines()[1:-2]
     assert {line[:14].rstrip() for line in report} <= explained

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -38,9 +38,25 @@ def figure(value: float, goal: float | None = None, sign: str = "") -> str:
     return text if goal is None or value <= goal else f"**{text}**"
 
 
-def wrapped(*parts: str) -> list[str]:
-    """One paragraph."""
-    return textwrap.wrap(" ".join(parts), 118, break_long_words=False, break_on_hyphens=False)
+def wrapped(page: Iterable[str]) -> Iterator[str]:
+    """Paragraphs and items of a list in lines of 120 characters; headings, tables and pictures as they are."""
+    paragraph: list[str] = []
+
+    def lines() -> list[str]:
+        text, indent = " ".join(paragraph), "  " if paragraph and paragraph[0].startswith("- ") else ""
+        paragraph.clear()
+        return textwrap.wrap(
+            text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+
+    for line in "\n".join(page).splitlines():
+        if not line or line.startswith(("#", "|", "!", "- ")):
+            yield from lines()
+        if not line or line.startswith(("#", "|", "!")):
+            yield line
+        else:
+            paragraph.append(line.strip())
+    yield from lines()
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -186,21 +202,19 @@ def one_gpu(found: Mapping[str, Any]) -> list[str]:
             )
         )
     text = [
-        *wrapped(
-            f"Steps of ten families on one {found['gpu']} (torch {found['torch']}, {found['date']}) beside predictions",
-            "that need no GPU (`benchmarks/gpu_steps.py`): described on the meta device, for",
-            "the shipped h100-8, bf16 over fp32",
-            "parameters, AdamW. One rank, so nothing is sent. Blocks are kept, recomputed,",
-            "or compiled by torch.compile (which",
-            f"is not predicted). Allocated memory is {fmean(off['allocated_bytes']):.1%} off on average and "
-            f"{max(off['allocated_bytes']):.0%} at most, the step",
-            f"{fmean(off['step_s']):.0%} on average and {max(off['step_s']):.0%} at most:",
-            "large products are faster than in the published runs of 2023 that the machine",
-            "is fitted to, and where kernels are",
-            "small the host is slower than the GPU, most of all where it computes blocks",
-            "again (T5, Swin, ViT): a description",
-            "does not say what Python costs. To plan a time, profile (`osdp.profile`: 0.3 to 2.5% off in two runs).",
-        ),
+        f"Steps of ten families on one {found['gpu']} (torch {found['torch']}, {found['date']}) beside predictions",
+        "that need no GPU (`benchmarks/gpu_steps.py`): described on the meta device, for",
+        "the shipped h100-8, bf16 over fp32",
+        "parameters, AdamW. One rank, so nothing is sent. Blocks are kept, recomputed,",
+        "or compiled by torch.compile (which",
+        f"is not predicted). Allocated memory is {fmean(off['allocated_bytes']):.1%} off on average and "
+        f"{max(off['allocated_bytes']):.0%} at most, the step",
+        f"{fmean(off['step_s']):.0%} on average and {max(off['step_s']):.0%} at most:",
+        "large products are faster than in the published runs of 2023 that the machine",
+        "is fitted to, and where kernels are",
+        "small the host is slower than the GPU, most of all where it computes blocks",
+        "again (T5, Swin, ViT): a description",
+        "does not say what Python costs. To plan a time, profile (`osdp.profile`: 0.3 to 2.5% off in two runs).",
         "",
     ]
     head = ("model", "blocks", "step: predicted, measured", "off", "allocated: predicted, measured", "off")
@@ -259,16 +273,14 @@ def for_real(found: Mapping[str, Any]) -> list[str]:
     measured = [f"{', '.join(dict.fromkeys(r['speed'] for r in of))}: {line}" for line, of in where.items()]
     page = ["## For real: the families trained within the same measured memory", ""]
     page += [
-        *wrapped(
-            f"`benchmarks/for_real.py`: small members of {', '.join(dict.fromkeys(r['family'] for r in runs))},",
-            f"{runs[0]['ranks']} ranks on {runs[0]['hosts']} hosts (network namespaces). At 200mbit communication to",
-            f"computation is the paper's. Medians over rounds in turns ({'. '.join(measured)}). Each trains the",
-            f"largest batch, in units of {runs[0]['unit']} sequences a rank, that was measured to fit the limit, which is",
-            "halfway between the least and the most that one of the peers takes for one unit. What is compared is",
-            "samples/s, at batches that differ: the gain is larger batches and less communication together, and a unit is",
-            "coarse, so that it depends on where the limit lies. FairScale was measured where it has a row.",
-            f"OSDP's steps are predicted {fmean(steps):.1%} off on average.",
-        ),
+        f"`benchmarks/for_real.py`: small members of {', '.join(dict.fromkeys(r['family'] for r in runs))},",
+        f"{runs[0]['ranks']} ranks on {runs[0]['hosts']} hosts (network namespaces). At 200mbit communication to",
+        f"computation is the paper's. Medians over rounds in turns ({'. '.join(measured)}). Each trains the",
+        f"largest batch, in units of {runs[0]['unit']} sequences a rank, that was measured to fit the limit, which is",
+        "halfway between the least and the most that one of the peers takes for one unit. What is compared is",
+        "samples/s, at batches that differ: the gain is larger batches and less communication together, and a unit is",
+        "coarse, so that it depends on where the limit lies. FairScale was measured where it has a row.",
+        f"OSDP's steps are predicted {fmean(steps):.1%} off on average.",
         "",
     ]
     head = ("link", "family", "trained by", "batch", "peak", "step", "predicted", "samples/s")
@@ -325,7 +337,7 @@ def measured_where(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             where.setdefault(f"{how} ({machine_line(m['machine'])})", []).append(name)
     *others, most = sorted(where.items(), key=lambda item: len(item[1]))
     lines = [f"{', '.join(names)}: {how}." for how, names in others]
-    return [*wrapped(*lines, f"All others: {most[0]}." if others else f"{most[0]}.")]
+    return [*lines, f"All others: {most[0]}." if others else f"{most[0]}."]
 
 
 def main() -> None:
@@ -342,7 +354,7 @@ def main() -> None:
     lines += paper(stored("paper.json"))
     lines += for_real(stored("for-real.json"))
     lines += splitting(stored("splitting.json"))
-    PAGE.write_text("\n".join([*lines, NOTES]) + notes)
+    PAGE.write_text("\n".join([*wrapped(lines), NOTES]) + notes)
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def test_every_cell_shows_what_it_should(executed: Any) -> None:
     (described,) = outputs(executed, "GPT2Config(")
     assert "5.80 GiB" in described["data"]["text/plain"]
     (plan,) = outputs(executed, "plan = osdp.search")
-    assert "48 equal blocks" in plan["data"]["text/html"] and "peak memory" in plan["data"]["text/plain"]
+    assert "47 equal blocks" in plan["data"]["text/html"] and "peak memory" in plan["data"]["text/plain"]
     (verified,) = outputs(executed, "osdp.verify")
     assert verified["data"]["text/plain"] == "''"
     (explained,) = outputs(executed, "plan.explain")

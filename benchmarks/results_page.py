@@ -267,15 +267,16 @@ def for_real(found: Mapping[str, Any]) -> list[str]:
             peak = f"{row['peak_bytes'] / 1e6:.0f} of {run['limit_bytes'] / 1e6:.0f} MB"
             batch = str(row["batch"] or "does not fit")
             rows.append((run["speed"], run["family"], contestant, batch, peak, step, shown, times))
-    where = {}
+    where: dict[str, list[str]] = {}
     for run in runs:
-        where.setdefault(f"{run['rounds']} rounds; {machine_line(run['machine'])}", []).append(run)
-    measured = [f"{', '.join(dict.fromkeys(r['speed'] for r in of))}: {line}" for line, of in where.items()]
+        on = machine_line(run["machine"] | {"load": 0}).replace(", load 0.0", "")
+        where.setdefault(on, []).append(f"{run['speed']} {run['family']} {run['rounds']}")
+    measured = [f"{', '.join(rounds)} ({on})" for on, rounds in where.items()]
     page = ["## For real: the families trained within the same measured memory", ""]
     page += [
         f"`benchmarks/for_real.py`: small members of {', '.join(dict.fromkeys(r['family'] for r in runs))},",
         f"{runs[0]['ranks']} ranks on {runs[0]['hosts']} hosts (network namespaces). At 200mbit communication to",
-        f"computation is the paper's. Medians over rounds in turns ({'. '.join(measured)}). Each trains the",
+        f"computation is the paper's. Medians over so many rounds in turns: {'; '.join(measured)}. Each trains the",
         f"largest batch, in units of {runs[0]['unit']} sequences a rank, that was measured to fit the limit, which is",
         "halfway between the least and the most that one of the peers takes for one unit. What is compared is",
         "samples/s, at batches that differ: the gain is larger batches and less communication together, and a unit is",

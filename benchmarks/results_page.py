@@ -269,7 +269,7 @@ def for_real(found: Mapping[str, Any]) -> list[str]:
             rows.append((run["speed"], run["family"], contestant, batch, peak, step, shown, times))
     where: dict[str, list[str]] = {}
     for run in runs:
-        on = machine_line(run["machine"] | {"load": 0}).replace(", load 0.0", "")
+        on = machine_line(run["machine"], load=False)
         where.setdefault(on, []).append(f"{run['speed']} {run['family']} {run['rounds']}")
     measured = [f"{', '.join(rounds)} ({on})" for on, rounds in where.items()]
     page = ["## For real: the families trained within the same measured memory", ""]

@@ -39,8 +39,9 @@ def another_machine(found: Mapping[str, Any]) -> str:
     return ""
 
 
-def machine_line(m: dict[str, object]) -> str:
-    return f"{m['processor']}, {m['cores']} cores, load {m['load']:.1f}, torch {m['torch']}, {m['date']}"
+def machine_line(m: dict[str, object], load: bool = True) -> str:
+    loaded = f", load {m['load']:.1f}" if load else ""
+    return f"{m['processor']}, {m['cores']} cores{loaded}, torch {m['torch']}, {m['date']}"
 
 
 def show(

@@ -14,9 +14,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from osdp.errors import ShardingError
 
-_replaced = (
-    WeakTensorKeyDictionary()
-)  # parameter -> its name, and the function after which to make optimizers
+# Parameter -> its name, and the function after which to make optimizers.
+_replaced = WeakTensorKeyDictionary()
 
 
 def note_replaced(before: Mapping[str, Tensor], model: nn.Module, function: str) -> None:

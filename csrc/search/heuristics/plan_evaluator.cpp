@@ -47,8 +47,12 @@ void PlanEvaluator::check(const IndexedPlan& plan) const {
   if (!good) throw InvalidProblem("a plan to be played is none of this problem");
 }
 
+std::vector<int64_t> PlanEvaluator::phases(const IndexedPlan& plan) const {
+  return phase_bytes(model(), request_, classes_, plan.decision, plan.batch);
+}
+
 int64_t PlanEvaluator::peak_bytes(const IndexedPlan& plan) const {
-  const auto phases = phase_bytes(model(), request_, classes_, plan.decision, plan.batch);
+  const auto phases = this->phases(plan);
   return *std::max_element(phases.begin(), phases.end());
 }
 

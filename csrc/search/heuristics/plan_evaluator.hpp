@@ -38,7 +38,9 @@ class PlanEvaluator {
 
   // Throws InvalidProblem if `plan` is for another model, or if one of its choices does not exist.
   void check(const IndexedPlan& plan) const;
-  // Memory of the largest phase: what is held whatever the timing.
+  // Memory of each phase: what is held whatever the timing.
+  std::vector<int64_t> phases(const IndexedPlan& plan) const;
+  // That of the largest one.
   int64_t peak_bytes(const IndexedPlan& plan) const;
   // The largest peak of the plan's own step (Planner::largest_peak).
   int64_t largest_peak_bytes(const IndexedPlan& plan);

@@ -190,16 +190,11 @@ class Polisher {
   bool repair(IndexedPlan& plan) {
     for (int n = 0; n < kRepairs; ++n) {
       if (fits(plan)) return true;
-      PhaseMaxima phases(phases_of(plan));
+      PhaseMaxima phases(evaluator_.phases(plan));
       const int64_t most = phases.at(phases.largest_phase()) + spare(plan);
       if (!pricing_of(plan).repair(plan.decision, phases, most)) return false;
     }
     return fits(plan);
-  }
-
-  std::vector<int64_t> phases_of(const IndexedPlan& plan) const {
-    return phase_bytes(evaluator_.model(), evaluator_.request(), evaluator_.classes(), plan.decision,
-                       plan.batch);
   }
 
   // The objective's costs for the plan's batch. Cached, since consecutive plans usually have the same batch.

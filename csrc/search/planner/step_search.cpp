@@ -157,11 +157,11 @@ class StepSearch {
     if (seed.spare_bytes <= 0) return {};
     PlanEvaluator& own = *evaluator_;
     const Pricing pricing(own.model(), own.request(), own.classes(), seed.plan.batch, false);
-    PhaseMaxima phases(
-        phase_bytes(own.model(), own.request(), own.classes(), seed.plan.decision, seed.plan.batch));
+    PhaseMaxima phases(own.phases(seed.plan));
+    const int64_t most = phases.at(phases.largest_phase()) + seed.spare_bytes;
     const std::vector<double> prices(phases.size(), 1.0 / static_cast<double>(phases.size()));
     IndexedPlan plan = seed.plan;
-    pricing.improve(plan.decision, phases, own.peak_bytes(plan) + seed.spare_bytes, prices);
+    pricing.improve(plan.decision, phases, most, prices);
     if (plan == seed.plan) return {};
     return simulated(plan);
   }

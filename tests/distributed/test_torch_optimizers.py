@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
 from harness import Member
 from support import blocks, plans
 from support.pair import Pair, close, naming
+from support.workload import Workload
+from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 import osdp
@@ -75,6 +78,14 @@ class SGDP(PerParameter):
         along = float((p * p.grad).sum() / (p.norm() * p.grad.norm()))
         radial = p * (p * p.grad).sum() / p.square().sum() if abs(along) < 0.1 / p.numel() ** 0.5 else 0
         p.sub_(p.grad - radial, alpha=lr)
+
+
+class Centralised(PerParameter):
+    """Takes the mean of a row from each gradient of a weight."""
+
+    def move(self, p, lr):
+        of_row = tuple(range(1, p.dim()))
+        p.sub_(p.grad - p.grad.mean(of_row, keepdim=True) if of_row else p.grad, alpha=lr)
 
 
 class Sign(torch.optim.Optimizer):
@@ -158,6 +169,44 @@ def refused(me: Member) -> None:
 )
 def test_optimizers_that_need_whole_tensors(ranks):
     ranks(refused, world=2)
+
+
+class Placed(nn.Module):
+    """A rank holds pieces of the only row of `places`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places, self.head = nn.Parameter(torch.randn(1, 4, 6)), nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(x + self.places))
+
+
+def by_rows(me: Member) -> None:
+    workload = Workload(Placed, lambda n: ((torch.randn(n, 4, 6),), torch.randn(n, 4, 4)))
+
+    def plan(split: str, places: str = "FULL_SHARD") -> Callable[[osdp.ModelDescription], osdp.Plan]:
+        choices = {"": osdp.Choice(places), "head": osdp.Choice("FULL_SHARD", granularity=2, split=split)}
+        return lambda d: osdp.Plan.uniform(d, "FULL_SHARD").replace(choices)
+
+    Pair(me, workload, plan("out", places="NO_SHARD"), optimizer=Centralised).train(steps=2)
+    for cut, named in (plan("out"), "places"), (plan("in", places="NO_SHARD"), r"head\.weight"):
+        with naming(named):
+            pair = Pair(me, workload, cut, optimizer=Centralised)
+            pair.backward(pair.data(0))
+            with pytest.raises(osdp.ShardingError, match=f"Centralised .*'{named}' and of 0 more"):
+                pair.sharded_optimizer.step()
+
+
+@pytest.mark.outcome(
+    "an optimizer that takes means of rows (gradient centralisation), where a rank holds rows", "equal"
+)
+@pytest.mark.outcome(
+    "the same, where it holds pieces of them: slices of columns, a [1, n, m] embedding of positions",
+    osdp.ShardingError,
+)
+def test_optimizers_that_need_whole_rows(ranks):
+    ranks(by_rows, world=2)
 
 
 def steps_with_closures(me: Member) -> None:

@@ -8,6 +8,9 @@ their behaviour is tested. Before the first step of an optimizer that holds shar
 options steps small tensors with the same number of dimensions, and two more step their halves; if the results
 differ, the optimizer is refused, with nothing changed. torch's own element-wise ones are known and not
 tested. After that a step costs one dictionary lookup.
+  An optimizer that takes means of rows (gradient centralisation, one learning rate for a row) may be given rows, but not
+pieces of rows, which a rank holds of a weight in slices of its columns, and of a [1, n, m] embedding of positions. So
+halves are taken along each dimension along which parameters are cut.
 """
 
 from __future__ import annotations
@@ -106,9 +109,9 @@ def check_optimizer(optimizer: Optimizer, cut: dict[int, ShardedParameter]) -> N
     try:
         with torch.random.fork_rng(devices=[]):
             try:
-                difference = step_difference(optimizer, cut)
+                differences = step_differences(optimizer, cut)
             except Exception:  # a kernel that has no double precision, say
-                difference = step_difference(optimizer, cut, torch.float32)
+                differences = step_differences(optimizer, cut, torch.float32)
     except Exception as error:
         warn(
             f"{first.rank_name}: OSDP cannot tell whether {kind} is element-wise "
@@ -117,43 +120,58 @@ def check_optimizer(optimizer: Optimizer, cut: dict[int, ShardedParameter]) -> N
             f"operators NO_SHARD ({first.advice}).",
         )
         return
-    if difference is not None:
+    if differences:
+        parts = [part for part in cut.values() if not differences.keys().isdisjoint(_cuts(part))]
         raise ShardingError(
             f"{first.rank_name}: {kind} needs whole tensors: its step on a tensor differs from its "
-            f"steps on the tensor's rows (by {difference:.2g} of the step), and each rank holds only "
-            f"rows of '{first.name}' and of {len(cut) - 1} more of its parameters. Nothing was "
-            f"changed. Give their operators NO_SHARD ({first.advice}), or use an element-wise "
+            f"steps on parts of the tensor (by {max(differences.values()):.2g} of the step), and each rank holds only "
+            f"a part of '{parts[0].name}' and of {len(parts) - 1} more of its parameters. Nothing was "
+            f"changed. Give their operators NO_SHARD ({parts[0].advice}), or use an element-wise "
             "optimizer for them."
         )
 
 
-def step_difference(
+# How a parameter is cut: its number of dimensions, and the one along which a rank holds a part.
+Cut = tuple[int, int]
+
+
+def _cuts(part: ShardedParameter) -> set[Cut]:
+    """Those of a weight in slices of its columns are two."""
+    full = part.full_shape
+    shorter = {d for d, (here, whole) in enumerate(zip(part.local_shape, full, strict=True)) if here != whole}
+    return {(len(full), d) for d in shorter | {part.dim}}
+
+
+def step_differences(
     optimizer: Optimizer, cut: dict[int, ShardedParameter], dtype: torch.dtype = torch.float64
-) -> float | None:
-    """Relative difference between steps of halves and the step of the whole; None if they agree."""
-    parts = (slice(None), slice(0, 3), slice(3, 6))
-    whole, upper, lower = (_Trial(optimizer, cut, part, dtype) for part in parts)
+) -> dict[Cut, float]:
+    """Relative differences between steps of halves and the step of the whole, where they do not agree."""
+    halves = (slice(None), slice(0, 3), slice(3, 6))
+    whole, upper, lower = (_Trial(optimizer, cut, half, dtype) for half in halves)
     of_step, of_start = TOLERANCES[dtype]
+    found: dict[Cut, float] = {}
     for jumps, orthogonal in STEPS:
         along = whole.along(jumps) if orthogonal else [0.0] * len(whole.params)
         for trial in (whole, upper, lower):
             trial.step(jumps, along)
-        for w, u, low, start in zip(whole.params, upper.params, lower.params, whole.start, strict=True):
+        trials = zip(whole.cuts, whole.params, upper.params, lower.params, whole.start, strict=True)
+        for kind, w, u, low, start in trials:
             step = (w.detach() - start).norm()
-            apart = (torch.cat([u.detach(), low.detach()]) - w.detach()).norm()
+            apart = (torch.cat([u.detach(), low.detach()], kind[1]) - w.detach()).norm()
             if not apart <= of_step * step + of_start * start.norm():
-                return float(apart / step)
-    return None
+                found[kind] = max(found.get(kind, 0.0), float(apart / step))
+    return found
 
 
 class _Trial:
-    """An optimizer like the given one over small tensors: rows `part` of six."""
+    """An optimizer like the given one over small tensors: `half` of six rows, or of what else they are cut along."""
 
     def __init__(
-        self, optimizer: Optimizer, cut: dict[int, ShardedParameter], part: slice, dtype: torch.dtype
+        self, optimizer: Optimizer, cut: dict[int, ShardedParameter], half: slice, dtype: torch.dtype
     ) -> None:
         device = next(p.device for g in optimizer.param_groups for p in g["params"] if id(p) in cut)
         generator = torch.Generator().manual_seed(0)
+        self.cuts: list[Cut] = []
         self.params: list[nn.Parameter] = []
         self.start: list[Tensor] = []
         self.targets: list[Tensor] = []
@@ -161,18 +179,22 @@ class _Trial:
         self.jumps: list[Tensor] = []
         replaced: list[list[nn.Parameter]] = []
         for group in optimizer.param_groups:
-            dimensions = {len(c.full_shape) for p in group["params"] if (c := cut.get(id(p)))}
+            kinds = [kind for p in group["params"] if id(p) in cut for kind in _cuts(cut[id(p)])]
             replaced.append([])
-            for dims in sorted(dimensions):
+            for dims, cut_along in sorted(set(kinds)):
                 size = (6, 4, 2, 2, *(1,) * dims)[:dims]
                 # The halves have different magnitudes, so that their norms differ.
                 scale = torch.tensor([1.0, 1.0, 1.0, 5.0, 5.0, 5.0]).view(6, *(1,) * (dims - 1))
                 start, target = (torch.randn(size, generator=generator) * scale for _ in range(2))
                 curvature, jump = (30 ** (2 * torch.rand(size, generator=generator) - 1) for _ in range(2))
-                self.start.append(start.to(device, dtype)[part])
-                self.targets.append(target.to(device, dtype)[part])
-                self.curvatures.append(curvature.to(device, dtype)[part])
-                self.jumps.append(jump.to(device, dtype)[part])
+                self.cuts.append((dims, cut_along))
+                for values, whole in (
+                    (self.start, start),
+                    (self.targets, target),
+                    (self.curvatures, curvature),
+                    (self.jumps, jump),
+                ):
+                    values.append(whole.to(device, dtype)[half].movedim(0, cut_along).contiguous())
                 self.params.append(nn.Parameter(self.start[-1].clone()))
                 replaced[-1].append(self.params[-1])
         self.optimizer = _like(optimizer, replaced)

@@ -314,14 +314,19 @@ def _with_named(described: ModelDescription, model: nn.Module) -> ModelDescripti
 
 def _would_be_seen(model: nn.Module) -> bool:
     """Whether a traced forward might be visible to the script, or units cannot be changed now."""
-    return any(is_compiled(m) or any(map(_is_scripts, _hooks(m))) for m in model.modules()) or any(
-        p.grad is not None for p in model.parameters()
+    hooks = (hook for of in (nn.modules.module, *model.modules()) for hook in _hooks(of))
+    return (
+        any(map(_is_scripts, hooks))
+        or any(map(is_compiled, model.modules()))
+        or any(p.grad is not None for p in model.parameters())
     )
 
 
-def _hooks(module: nn.Module) -> Iterator[Any]:
+def _hooks(of: Any) -> Iterator[Any]:
+    """Those of a module, or of torch's module for all of them."""
+    prefix = "_" if isinstance(of, nn.Module) else "_global_"
     for kind in ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks"):
-        yield from getattr(module, f"_{kind}").values()
+        yield from getattr(of, prefix + kind).values()
 
 
 def _is_scripts(hook: Any) -> bool:

@@ -11,8 +11,10 @@ from harness import Member
 from support.nested import Net, net, train
 from support.pair import SEED, adamw, close, held
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import is_fake
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import StateDictType
+from torch.nn.modules.module import register_module_forward_hook
 
 import osdp
 from osdp import _C
@@ -135,12 +137,15 @@ def test_marked_blocks_stay_units(ranks):
 
 def kept_as_it_is(me: Member) -> None:
     """Where watching would be seen, or cannot be done."""
-    calls = []
-    hooked = net(SEED)
-    hooked.head.register_forward_hook(lambda *_: calls.append(1))
-    model = FSDP(hooked, me.group)
-    train(me, net(SEED), model, steps=2)
-    assert len(calls) == 2 and places(model)["table"] == ("",)
+    for register in (nn.Module.register_forward_hook, lambda _, hook: register_module_forward_hook(hook)):
+        calls: list[nn.Module] = []
+        hooked = net(SEED)
+        handle = register(hooked.head, lambda module, *_, calls=calls: calls.append(module))
+        model = FSDP(hooked, me.group)
+        train(me, net(SEED), model, steps=2)
+        handle.remove()
+        assert calls.count(hooked.head) == 2 and not any(is_fake(p) for m in calls for p in m.parameters())
+        assert places(model)["table"] == ("",)
 
     class Asks(nn.Sequential):
         def forward(self, x: Tensor) -> Tensor:

@@ -80,12 +80,15 @@ class SGDP(PerParameter):
         p.sub_(p.grad - radial, alpha=lr)
 
 
-class Centralised(PerParameter):
-    """Takes the mean of a row from each gradient of a weight."""
+class Centralised(torch.optim.SGD):
+    """Takes the mean of a row from each gradient of a weight; a closure would make the gradients anew."""
 
-    def move(self, p, lr):
-        of_row = tuple(range(1, p.dim()))
-        p.sub_(p.grad - p.grad.mean(of_row, keepdim=True) if of_row else p.grad, alpha=lr)
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.dim() > 1:
+                    p.grad.sub_(p.grad.mean(tuple(range(1, p.dim())), keepdim=True))
+        return super().step(closure)
 
 
 class Sign(torch.optim.Optimizer):

@@ -11,6 +11,8 @@ tested. After that a step costs one dictionary lookup.
   An optimizer that takes means of rows (gradient centralisation, one learning rate for a row) may be given rows, but not
 pieces of rows, which a rank holds of a weight in slices of its columns, and of a [1, n, m] embedding of positions. So
 halves are taken along each dimension along which parameters are cut.
+  They step with a closure if the script's step has one: that makes the gradients anew, and so undoes what such a step did
+to them before.
 """
 
 from __future__ import annotations
@@ -50,9 +52,9 @@ _ELEMENT_WISE = frozenset(getattr(torch.optim, name) for name in _NAMES if hasat
 _checked: WeakKeyDictionary[Optimizer, tuple[tuple[int, int], OptionCheck | None]] = WeakKeyDictionary()
 
 
-def check_before_step(optimizer: Optimizer) -> None:
-    """Raises ShardingError if the optimizer holds shards and is not element-wise, DisagreementError if its
-    options differ between ranks."""
+def check_before_step(optimizer: Optimizer, *, closure: bool) -> None:
+    """`closure`: whether the step has one. Raises ShardingError if the optimizer holds shards and is not element-wise,
+    DisagreementError if its options differ between ranks."""
     seen = sum(len(group["params"]) for group in optimizer.param_groups), registrations()
     known = _checked.get(optimizer)
     if known is None or known[0] != seen:
@@ -63,7 +65,7 @@ def check_before_step(optimizer: Optimizer) -> None:
         rows = {key: part for key, part in cut.items() if shown_like(parameters[key]) is None}
         _refuse_full_states(optimizer, rows)
         if type(optimizer) not in _ELEMENT_WISE:
-            check_optimizer(optimizer, rows)
+            check_optimizer(optimizer, rows, closure)
         check_first_step(optimizer)
         places = list(dict.fromkeys((c.sharded.group, c.sharded.device) for c in cut.values()))
         check = known and known[1]
@@ -94,7 +96,7 @@ def _refuse_full_states(optimizer: Optimizer, cut: dict[int, ShardedParameter]) 
                 )
 
 
-def check_optimizer(optimizer: Optimizer, cut: dict[int, ShardedParameter]) -> None:
+def check_optimizer(optimizer: Optimizer, cut: dict[int, ShardedParameter], closure: bool) -> None:
     """Raises ShardingError if the optimizer holds shards (those in `cut`) and is not element-wise."""
     if not cut:
         return
@@ -109,9 +111,9 @@ def check_optimizer(optimizer: Optimizer, cut: dict[int, ShardedParameter]) -> N
     try:
         with torch.random.fork_rng(devices=[]):
             try:
-                differences = step_differences(optimizer, cut)
+                differences = step_differences(optimizer, cut, closure)
             except Exception:  # a kernel that has no double precision, say
-                differences = step_differences(optimizer, cut, torch.float32)
+                differences = step_differences(optimizer, cut, closure, torch.float32)
     except Exception as error:
         warn(
             f"{first.rank_name}: OSDP cannot tell whether {kind} is element-wise "
@@ -143,7 +145,10 @@ def _cuts(part: ShardedParameter) -> set[Cut]:
 
 
 def step_differences(
-    optimizer: Optimizer, cut: dict[int, ShardedParameter], dtype: torch.dtype = torch.float64
+    optimizer: Optimizer,
+    cut: dict[int, ShardedParameter],
+    closure: bool,
+    dtype: torch.dtype = torch.float64,
 ) -> dict[Cut, float]:
     """Relative differences between steps of halves and the step of the whole, where they do not agree."""
     halves = (slice(None), slice(0, 3), slice(3, 6))
@@ -153,7 +158,7 @@ def step_differences(
     for jumps, orthogonal in STEPS:
         along = whole.along(jumps) if orthogonal else [0.0] * len(whole.params)
         for trial in (whole, upper, lower):
-            trial.step(jumps, along)
+            trial.step(jumps, along, closure)
         trials = zip(whole.cuts, whole.params, upper.params, lower.params, whole.start, strict=True)
         for kind, w, u, low, start in trials:
             step = (w.detach() - start).norm()
@@ -201,7 +206,6 @@ class _Trial:
         step = type(self.optimizer).step
         # Hooks of the script are for its own optimizers.
         self._step: Callable[..., Any] = getattr(step, "__wrapped__", step)
-        self._takes_closure = "closure" in inspect.signature(step).parameters
 
     def _gradients(self, jumps: bool) -> list[Tensor]:
         """Each element depends on that element alone."""
@@ -213,7 +217,7 @@ class _Trial:
         pairs = zip((p.detach() for p in self.params), self._gradients(jumps), strict=True)
         return [float((g * p).sum() / p.square().sum() - 0.01 * g.norm() / p.norm()) for p, g in pairs]
 
-    def step(self, jumps: bool, along: list[float]) -> None:
+    def step(self, jumps: bool, along: list[float], closure: bool) -> None:
         def loss() -> Tensor:
             total = torch.zeros(())
             for p, g, much in zip(self.params, self._gradients(jumps), along, strict=True):
@@ -222,7 +226,7 @@ class _Trial:
             return total
 
         loss()
-        if self._takes_closure:
+        if closure:
             self._step(self.optimizer, loss)
         else:
             self._step(self.optimizer)

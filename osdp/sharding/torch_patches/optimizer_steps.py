@@ -47,10 +47,12 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any, compiled: bool) -
     if compiled:
         _refuse_dtensors(optimizer)
     _let_go(optimizer)
-    check_before_step(optimizer)
-    if len(args) > 1 and callable(args[1]):
+    positional = len(args) > 1 and callable(args[1])
+    named = callable(kwargs.get("closure"))
+    check_before_step(optimizer, closure=positional or named)
+    if positional:
         return (args[0], _then_refuse(optimizer, args[1]), *args[2:]), kwargs
-    if callable(kwargs.get("closure")):
+    if named:
         return args, {**kwargs, "closure": _then_refuse(optimizer, kwargs["closure"])}
     _refuse_unreduced(optimizer)
     return None

@@ -9,9 +9,10 @@ from __future__ import annotations
 import functools
 import random
 import sys
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import nn
@@ -19,24 +20,50 @@ from torch import nn
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Context that restores buffers and attributes of every module afterwards."""
-    modules = list(model.modules())
-    attributes = [dict(vars(m)) for m in modules]
-    buffers = [dict(m._buffers) for m in modules]
-    values = {id(b): b.detach().clone() for held in buffers for b in held.values() if b is not None}
+    """Context that restores buffers and attributes of every module afterwards: also those tensors, containers and generators
+    of random numbers among them that a forward changes in place (a cache, a counter in a dict)."""
+    attributes = [(module, dict(vars(module))) for module in model.modules()]
+    known: set[int] = set()
+    restore = [put_back for _, was in attributes for each in was.values() for put_back in _kept(each, known)]
     try:
         yield
     finally:
-        for module, was, held in zip(modules, attributes, buffers, strict=True):
+        for module, was in attributes:
             vars(module).clear()
             vars(module).update(was)
-            module._buffers.clear()
-            module._buffers.update(held)
-            for buffer in held.values():
-                # Not by `_version`, which BatchNorm's kernels do not increment.
-                if buffer is not None and not torch.equal(buffer, values[id(buffer)]):
-                    with torch.no_grad():
-                        buffer.copy_(values[id(buffer)])
+        for put_back in restore:
+            put_back()
+
+
+def _kept(value: Any, known: set[int]) -> Iterator[Callable[[], object]]:
+    """Functions that put a value back as it is now, and what is in it."""
+    if id(value) in known:
+        return
+    known.add(id(value))
+    if isinstance(value, torch.Tensor):
+        if not isinstance(value, nn.Parameter) and value.layout is torch.strided and not value.is_meta:
+            yield functools.partial(_write_back, value, value.detach().clone())
+    elif type(value) in (list, dict, OrderedDict, set, deque):
+        of_dict = isinstance(value, dict)
+        items = list(value.items() if of_dict else value)
+        yield functools.partial(_refill, value, items)
+        for item in items:
+            yield from _kept(item[1] if of_dict else item, known)
+    elif isinstance(value, torch.Generator):
+        yield functools.partial(value.set_state, value.get_state())
+    elif isinstance(value, random.Random):
+        yield functools.partial(value.setstate, value.getstate())
+
+
+def _write_back(tensor: torch.Tensor, was: torch.Tensor) -> None:
+    if not torch.equal(tensor, was):  # not by `_version`, which BatchNorm's kernels do not increment
+        with torch.no_grad():
+            tensor.copy_(was)
+
+
+def _refill(container: Any, items: list[Any]) -> None:
+    container.clear()
+    (container.extend if isinstance(container, list | deque) else container.update)(items)
 
 
 @contextmanager

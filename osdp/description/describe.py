@@ -37,7 +37,7 @@ from osdp.description.model_description import (
 )
 from osdp.description.recompute_blocks import block_containing, is_callable, recomputable_blocks
 from osdp.description.tensor_subclasses import refuse_tensor_subclasses
-from osdp.errors import DescribeError
+from osdp.errors import DescribeError, ShardingError
 
 
 @outside_inference_mode
@@ -70,9 +70,9 @@ def describe(
     activations.
 
     Raises DescribeError, with the module whose forward failed, and for a sample without a tensor of at least one
-    dimension; ShardingError where the model is sharded already, or has parameters that are not plain tensors. Of
-    parameters that torch's parallelize_module has divided, what this rank holds is described, with the work that its
-    products are.
+    dimension; ShardingError where the model is sharded already, has modules of torch.jit, or parameters that are not plain
+    tensors. Of parameters that torch's parallelize_module has divided, what this rank holds is described, with the work
+    that its products are.
 
     >>> osdp.describe(model, torch.zeros(4, 128, dtype=torch.long)).parameter_bytes
     """
@@ -81,6 +81,7 @@ def describe(
         return low
     _refuse_sharded(model)
     _refuse_uninitialised(model)
+    _refuse_scripted(model)
     refuse_tensor_subclasses(model)
     ownership = Ownership(model)
     if not ownership.parameters:
@@ -125,6 +126,7 @@ def watched_once(model: nn.Module, args: Any, kwargs: Any) -> ModelDescription:
     """
     _refuse_sharded(model)
     _refuse_uninitialised(model)
+    _refuse_scripted(model)
     refuse_tensor_subclasses(model)
     batch = max(batch_of((args, kwargs)), 1)
     with not_compiled(model):
@@ -514,6 +516,16 @@ def _refuse_sharded(model: nn.Module) -> None:
         f"this {type(model).__name__} is sharded already, and its parameters are this rank's parts: "
         "describe and profile the model before osdp.fully_shard"
     )
+
+
+def _refuse_scripted(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ShardingError(
+                f"{repr(name) if name else 'the model'} was compiled by torch.jit (script, trace or load): its call takes "
+                "neither hooks nor other parameters. Put the module that it was made from there, and compile that with "
+                "torch.compile, before or after fully_shard"
+            )
 
 
 def _refuse_uninitialised(model: nn.Module) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import warnings
 import weakref
 from collections.abc import Callable
 
@@ -449,30 +450,40 @@ def test_models_that_cannot_be_described() -> None:
         osdp.describe(nn.LazyLinear(3), torch.randn(2, 2))
     with pytest.raises(osdp.DescribeError, match="empty"):
         osdp.describe(nn.Linear(2, 2), torch.randn(0, 2))
+    with warnings.catch_warnings(action="ignore"):
+        scripted = torch.jit.script(nn.Tanh())
+    with pytest.raises(osdp.ShardingError, match=r"'1' was compiled by torch\.jit"):
+        osdp.describe(nn.Sequential(nn.Linear(2, 2), scripted))
 
 
 class Asking(nn.Module):
-    """Asks its activations what to do, counts its calls, and draws random numbers."""
+    """Asks its activations what to do, counts its calls, and draws random numbers, also from a generator of its own."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer, self.rest = nn.Linear(4, 4), nn.Linear(4, 4)
         self.norm = nn.BatchNorm1d(4)
-        self.calls = 0
+        self.calls, self.seen, self.sums = 0, {"batches": [0]}, torch.zeros(())
+        self.dice, self.noise = random.Random(1), torch.Generator()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls += 1
-        y = self.norm(self.layer(x)) + torch.rand(4)
+        self.seen["batches"].append(len(x))
+        self.sums.add_(self.dice.random())
+        y = self.norm(self.layer(x)) + torch.rand(4) + torch.rand(4, generator=self.noise)
         return self.rest(y) if y.abs().sum().item() > 0 else y
 
 
 def test_a_forward_that_asks_for_values_runs_for_real_and_leaves_no_traces() -> None:
     model, sample = Asking(), torch.randn(3, 4)
     before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    drawn = model.dice.getstate(), model.noise.get_state()
     operators = by_name(osdp.describe(model, sample))
     assert operators["rest"].traced and operators["rest"].flops_per_sample == 2 * 16
     assert operators["norm"].saved_bytes_per_sample == 4 * 4  # the input of batch norm
     assert model.calls == 0 and torch.equal(state, torch.get_rng_state())
+    assert model.seen == {"batches": [0]} and model.sums == 0
+    assert model.dice.getstate() == drawn[0] and torch.equal(model.noise.get_state(), drawn[1])
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
     with pytest.raises(

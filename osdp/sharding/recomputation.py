@@ -26,13 +26,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils import checkpoint as torchs_checkpoint
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import DefaultDeviceType, checkpoint
 
 from osdp import _C
@@ -64,9 +65,10 @@ class RecomputedBlock:
         given = _C.versions_in((args, kwargs))
         places = _C.buffers_in(self.block)
         found = {p: _buffer(p) for p in places}
-        kept = {p: found[p].clone() for p in self._changed_by_forward(places)}
+        with _unseen_by_modes():
+            kept = {p: found[p].clone() for p in self._changed_by_forward(places)}
+            recomputing = _AsBefore(kept, (args, kwargs))
         before = {p: version_of(t) for p, t in found.items()}
-        recomputing = _AsBefore(kept, (args, kwargs))
         out = self._forward(recomputing, args, kwargs)
         if _C.versions_in((args, kwargs)) != given:
             raise ShardingError(
@@ -75,7 +77,8 @@ class RecomputedBlock:
                 "(transformers: use_cache=False), or use a plan that does not recompute it "
                 "(osdp.search makes one if the model is described the way it is called now)"
             )
-        self._learn(kept, found, before)
+        with _unseen_by_modes():
+            self._learn(kept, found, before)
         return out
 
     def _forward(self, recomputing: _AsBefore, args: Any, kwargs: Any) -> Any:
@@ -119,6 +122,12 @@ class RecomputedBlock:
                 )
 
 
+def _unseen_by_modes() -> AbstractContextManager[None]:
+    """Context in which dispatch modes do not see what is kept: a selective checkpoint of the script's around the block
+    expects its second forward to call what the first one did."""
+    return _disable_current_modes() if torch._C._len_torch_dispatch_stack() else nullcontext()
+
+
 def _is_traced() -> bool:
     """Whether the call becomes part of a graph, in which version counters and buffers are not visible."""
     return (
@@ -158,7 +167,8 @@ class _AsBefore:
         self.outside: list[tuple[dict[Place, Tensor], Tensor, list[Tensor]]] = []
 
     def __enter__(self) -> None:
-        buffers = {place: was.clone() for place, was in self.kept.items()}
+        with _unseen_by_modes():
+            buffers = {place: was.clone() for place, was in self.kept.items()}
         present = {place: _buffer(place) for place in self.kept}
         self.outside.append((present, torch.default_generator.get_state(), self._of_devices()))
         self._set(buffers, self.generators, self.of_devices)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import threading
 import weakref
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, set_checkpoint_early_stop
 
 import osdp
 from osdp import _C
@@ -143,6 +144,22 @@ def test_a_checkpoint_around_the_block(body: Body) -> None:
                 if body is not counted:  # the checkpoint would count twice
                     checkpoint(lambda x: block(block(x.sin()).cos()), x, use_reentrant=False).sum().backward()
                 block(x).sum().backward()
+        return gradients(block, [x])
+
+    both(step, body)
+
+
+@pytest.mark.parametrize("body", [plain, dropped])
+def test_a_selective_checkpoint_around_the_block(body: Body) -> None:
+    kept = functools.partial(
+        create_selective_checkpoint_contexts, [torch.ops.aten.addmm.default, torch.ops.aten.clone.default]
+    )
+
+    def step(block: Block) -> list[Any]:
+        x = x_of()
+        for _ in range(2):  # the first forward looks at more than later ones
+            y = checkpoint(lambda x: block(block(x).cos()), x, use_reentrant=False, context_fn=kept)
+            y.sum().backward()
         return gradients(block, [x])
 
     both(step, body)

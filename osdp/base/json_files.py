@@ -46,7 +46,7 @@ class InFile(PrintedLater):
         return dumps(self.KIND, self)
 
     @classmethod
-    def loads(cls, text: str) -> Self:
+    def loads(cls, text: str | bytes) -> Self:
         """Parse the text of `dumps`. Raises FormatError that names line and field."""
         return loads(cls.KIND, cls, text, cls._problems)
 

@@ -9,8 +9,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from osdp.cli.files import STANDARD, check_output, check_picture, read
-from osdp.errors import FormatError, InvalidProblemError, OSDPError
+from osdp.cli.files import STANDARD, check_output, check_picture, read, read_either
+from osdp.errors import InvalidProblemError, OSDPError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -120,7 +120,14 @@ def simulate(arguments: argparse.Namespace) -> None:
     check_output("--trace", arguments.trace)
     plan = _any_plan(arguments.plan)
     if isinstance(plan, ParallelPlan):
-        return _show(plan.simulate())
+        for option in ("hardware", "world_size", "measured", "trace", "plot"):
+            if getattr(arguments, option) is not None:
+                raise InvalidProblemError(
+                    f"--{option.replace('_', '-')} is for plans without degrees: of a plan with stages a step is played "
+                    "on its own hardware and ranks, and shown as text or --json"
+                )
+        played = plan.simulate()
+        return print(json.dumps(dataclasses.asdict(played))) if arguments.json else _show(played)
     step = plan.simulate(_hardware(arguments.hardware), arguments.world_size)
     measured = Timeline.of_trace(arguments.measured) if arguments.measured else None
     if arguments.trace:
@@ -216,14 +223,10 @@ def _plan(path: str) -> Plan:
 def _any_plan(path: str) -> Plan | ParallelPlan:
     """A plan, or one of several degrees of parallelism."""
     from osdp.plan.parallel_plan import ParallelPlan
+    from osdp.plan.plan import Plan
 
-    try:
-        return _plan(path)
-    except FormatError as error:
-        try:
-            return read(ParallelPlan, path)
-        except FormatError:
-            raise error from None
+    found: Plan | ParallelPlan = read_either(Plan, ParallelPlan, path)
+    return found
 
 
 def _hardware(name_or_path: str | None) -> Hardware | None:

@@ -6,8 +6,9 @@ import importlib.util
 import sys
 import tempfile
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from osdp.base.json_files import InFile, load_bytes
 from osdp.errors import FormatError, InvalidProblemError
 
 T = TypeVar("T", covariant=True)
@@ -27,13 +28,39 @@ def read(kind: Kind[T], path: str) -> T:
     """The value in the file `path`, or in standard input. Raises FormatError as `kind.load` does."""
     if path != STANDARD:
         return kind.load(path)
+    try:
+        return kind.loads(_standard_input())
+    except FormatError as error:
+        raise _of(_STANDARD_INPUT, error) from None
+
+
+def read_either(one: type[InFile], other: type[InFile], path: str) -> Any:
+    """The same for a file of either class, as its header says."""
+    where, text = (_STANDARD_INPUT, _standard_input()) if path == STANDARD else (path, load_bytes(path))
+    try:
+        return one.loads(text)
+    except FormatError as error:
+        found = error
+    if found.field == "osdp":  # the header's kind
+        try:
+            return other.loads(text)
+        except FormatError as error:
+            found = found if error.field == "osdp" else error
+    raise _of(where, found)
+
+
+_STANDARD_INPUT = "standard input"
+
+
+def _standard_input() -> str:
     text = sys.stdin.read()
     if not text:
-        raise FormatError("standard input is empty, or was read already: only one argument may be -")
-    try:
-        return kind.loads(text)
-    except FormatError as error:
-        raise FormatError(f"standard input: {error}", error.field, error.line, error.column) from None
+        raise FormatError("it is empty, or was read already: only one argument may be -")
+    return text
+
+
+def _of(where: str, error: FormatError) -> FormatError:
+    return FormatError(f"{where}: {error}", error.field, error.line, error.column)
 
 
 def check_output(option: str, path: str | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import json
 import logging
 import os
 import signal
@@ -259,7 +260,7 @@ def test_the_other_flags_of_search_reach_it(models: Path, tmp_path: Path) -> Non
 
 
 def test_degrees_are_searched_verified_and_simulated(
-    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "degrees.json"
     argv = ["search", "--module", f"{models}:build", "--memory", "1GiB", *MACHINE, "-o", str(path)]
@@ -267,6 +268,14 @@ def test_degrees_are_searched_verified_and_simulated(
     plan = ParallelPlan.load(path)
     assert (plan.pipeline_parallel, plan.tensor_parallel, plan.schedule) == (2, 1, "gpipe")
     assert main(["verify", str(path)]) == 0 and main(["simulate", str(path)]) == 0
+    monkeypatch.setattr(sys, "stdin", io.StringIO(path.read_text()))
+    capsys.readouterr()
+    assert main(["simulate", "-", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step_time_s"] == plan.simulate().step_time_s
+    assert "--world-size is for plans without" in fails(capsys, "simulate", str(path), "--world-size", "8")
+    damaged = tmp_path / "damaged.json"
+    damaged.write_text(path.read_text().replace('"gpipe"', '"gpip"'))
+    assert "schedule" in fails(capsys, "verify", str(damaged))
     with pytest.raises(SystemExit):
         main([*argv, "--tensor-parallel", "2", "--tp-plan", "nothing"])
     assert "a module's name or pattern" in capsys.readouterr().err

@@ -60,6 +60,11 @@ def as_rows() -> Iterator[None]:
         _depth -= 1
 
 
+def finds_rows() -> bool:
+    """Whether `as_rows` is running."""
+    return _depth > 0
+
+
 @dataclass
 class _Record:
     """`shown`: the DTensor, whose writes count as the parameter's; `inner`: what it wraps, which has the rows' memory."""

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from osdp.errors import ShardingError
+from osdp.sharding.dtensor_parameters import as_rows
 from osdp.sharding.norm_over_meshes import norm_of_norms, of_every_rank
 from osdp.sharding.sharded_model import Sharded, sharded_models
 
@@ -42,7 +43,8 @@ def clip_over_stages(
         )
     grads = [p.grad for p in parameters if p.grad is not None]
     # torch's norm of none, of a frozen stage, is in float32 on the CPU.
-    norm = nn.utils.get_total_norm(grads, norm_type) if grads else parameters[0].new_zeros(())
+    with as_rows():
+        norm = nn.utils.get_total_norm(grads, norm_type) if grads else parameters[0].new_zeros(())
     norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
     own = norm.detach().double().to(sharded.device).view(1)  # stages may be of several dtypes
     every = of_every_rank(own, sharded.stages).flatten()

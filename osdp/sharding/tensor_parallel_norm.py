@@ -23,6 +23,7 @@ from torch import distributed as dist
 from osdp.base.modules import unwrapped
 from osdp.base.names import modules_around
 from osdp.errors import DisagreementError, InvalidProblemError, ShardingError
+from osdp.sharding.dtensor_parameters import as_rows
 from osdp.sharding.nested_models import with_parts
 from osdp.sharding.norm_over_meshes import norm_of_norms, of_every_rank
 from osdp.sharding.sharded_model import runtime_of
@@ -54,7 +55,8 @@ def clip_over_meshes(model: nn.Module, max_norm: float, norm_type: float, error_
     _refuse_type(norm_type)
     parameters = list(_known(model).values())
     gradients = [p.grad for p in parameters if p.grad is not None]
-    norm = torch.nn.utils.get_total_norm(gradients, norm_type, error_if_nonfinite)
+    with as_rows():
+        norm = torch.nn.utils.get_total_norm(gradients, norm_type, error_if_nonfinite)
     return _scaled(parameters, max_norm, norm)
 
 
@@ -122,7 +124,8 @@ def _over_own_ranks(parameters: Iterable[nn.Parameter], norm_type: float) -> Ten
     if not gradients:
         return torch.zeros((), dtype=torch.float64)
     wide = torch.zeros((), dtype=torch.float64, device=gradients[0].device)  # so that the result is as wide
-    return torch.nn.utils.get_total_norm([*gradients, wide], norm_type)
+    with as_rows():
+        return torch.nn.utils.get_total_norm([*gradients, wide], norm_type)
 
 
 def _over_group(

@@ -23,11 +23,12 @@ from osdp import _C
 from osdp.base.tensor_parallel import is_dtensor
 from osdp.base.warned import warn
 from osdp.errors import ShardingError
-from osdp.sharding.dtensor_parameters import as_rows, shows_dtensors
+from osdp.sharding.dtensor_parameters import as_rows, finds_rows, shows_dtensors
 from osdp.sharding.dtensors import within
 from osdp.sharding.nested_models import parts_of_wholes
 from osdp.sharding.norm_over_meshes import any_divided, norm_over_meshes
 from osdp.sharding.norm_over_stages import clip_over_stages
+from osdp.sharding.sharded_model import sharded_models
 from osdp.sharding.torch_patches.replaced import replace
 
 
@@ -62,6 +63,8 @@ def _total_norm(whole: Callable[..., Tensor]) -> Callable[..., Tensor]:
         foreach: bool | None = None,
     ) -> Tensor:
         tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        if _taken_out(tensors):
+            return whole(tensors, norm_type, error_if_nonfinite, foreach)
         over = norm_over_meshes if any_divided() else _C.norm_over_ranks
         # Gradients of parameters that are DTensors wrap those that OSDP knows.
         held = [within(t) for t in tensors]
@@ -72,6 +75,18 @@ def _total_norm(whole: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return norm if None in meshes or len(meshes) > 1 else _alike(norm, meshes.pop())
 
     return total_norm
+
+
+def _taken_out(tensors: list[Tensor]) -> bool:
+    """Whether a script has taken them out of DTensors (`p.grad.to_local()`): then it adds norms over ranks itself."""
+    dtensors = {sharded.runtime: sharded for _, sharded in sharded_models() if sharded.dtensors}
+    if not dtensors or finds_rows() or any(map(is_dtensor, tensors)):
+        return False
+    owners = [owner for owner in _C.owners_of(tensors) if owner is not None]
+    return bool(owners) and all(
+        runtime in dtensors and shows_dtensors([dtensors[runtime].tree.known[index]])
+        for runtime, index in owners
+    )
 
 
 def _over_stages(whole: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -35,14 +35,6 @@ class Stage(PipelineStage):
         with self._recomputing(passed[0]):
             return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
 
-    def _post_metadata_inference_cleanup(self) -> None:
-        """torch drops gradients of FSDP modules, also those that earlier steps accumulated, where sequences have another
-        length than before."""
-        held = [(p, p.grad) for p in self.submod.parameters()]
-        super()._post_metadata_inference_cleanup()
-        for parameter, gradient in held:
-            parameter.grad = gradient
-
     @contextmanager
     def _recomputing(self, passed: Tensor | None) -> Iterator[None]:
         """Context of a backward, in which a script's checkpoints may run parts of forward: Note [Recomputed stages]."""

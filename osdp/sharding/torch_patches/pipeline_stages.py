@@ -22,6 +22,8 @@ from osdp.sharding.torch_patches.replaced import replace
 
 def install_stages() -> None:
     replace(stage._PipelineStageBase, "clear_runtime_states", _tells_stage)
+    if hasattr(stage.PipelineStage, "_post_metadata_inference_cleanup"):
+        replace(stage.PipelineStage, "_post_metadata_inference_cleanup", _keeps_gradients)
 
 
 def _tells_stage(clear: Callable[..., None]) -> Callable[..., None]:
@@ -32,3 +34,18 @@ def _tells_stage(clear: Callable[..., None]) -> Callable[..., None]:
             function_of("PipelineStage")(self)
 
     return clear_runtime_states
+
+
+def _keeps_gradients(cleanup: Callable[..., None]) -> Callable[..., None]:
+    """Where an evaluation came between steps, or sequences have another length, torch learns anew what passes, and drops
+    all gradients of FSDP modules, also those that earlier steps accumulated."""
+
+    @functools.wraps(cleanup)
+    def post_metadata_inference_cleanup(self: Any) -> None:
+        ours = any(sharded_of(module) is not None for module in self.submod.modules())
+        held = [(p, p.grad) for p in self.submod.parameters()] if ours else []
+        cleanup(self)
+        for parameter, gradient in held:
+            parameter.grad = gradient
+
+    return post_metadata_inference_cleanup

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch import Tensor, nn
+from torch import distributed as dist
 
 from osdp.errors import ShardingError
 from osdp.sharding.dtensor_parameters import as_rows
@@ -51,6 +52,12 @@ def clip_over_stages(
     total = norm_of_norms(every, norm_type, error_if_nonfinite).to(norm.device, norm.dtype)
     nn.utils.clip_grads_with_norm_(parameters, max_norm, total, foreach)
     return total
+
+
+def stages_of(parameters: Sequence[Tensor]) -> list[dist.ProcessGroup]:
+    """The ranks that have the other stages, if `parameters` are of one."""
+    _, sharded = _stage_of(parameters)
+    return [] if sharded is None or sharded.stages is None else [sharded.stages]
 
 
 def _stage_of(parameters: Sequence[Tensor]) -> tuple[nn.Module | None, Sharded | None]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from harness import Member
 from support.pair import close, naming
-from test_parallelize import SAMPLES, Block, Net, batch, loss_of, plan_for
+from test_parallelize import SAMPLES, Block, Net, batch, loss_of, net, plan_for
 from torch import Tensor, nn
 
 import osdp
@@ -51,6 +52,37 @@ def trains(me: Member) -> None:
 
 def test_sequences_of_other_lengths_and_buffers(ranks):
     ranks(trains, world=4)
+
+
+def scaled(me: Member) -> None:
+    """An infinity in the gradients of one stage; of another all parameters may be frozen."""
+    plan = me.once(lambda: plan_for(net(), 1, 2, me.world))
+    for frozen in (False, True):
+        with naming(f"frozen: {frozen}"):
+            model = net()
+            for part in (model.token, model.position, model.blocks) if frozen else ():
+                part.requires_grad_(False)
+            scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+            scaler.scale(torch.zeros(()))  # stages that compute no loss have a scale, too
+            pipe = osdp.parallelize(model, plan, lambda out, to, by=scaler: by.scale(loss_of(out, to)))
+            optimizer = torch.optim.SGD(pipe.parameters(), lr=0.5)
+            before = [p.detach().clone() for p in pipe.parameters()]
+            tokens, targets = (t.chunk(2)[pipe.mesh["dp"].get_local_rank()] for t in batch(0))
+            pipe.step(tokens, target=targets)
+            for p in pipe.parameters() if pipe.last else ():
+                if p.grad is not None:
+                    p.grad.fill_(torch.inf)
+            scaler.step(optimizer), scaler.update()
+            assert scaler.get_scale() == 4.0
+            assert all(torch.equal(a, b) for a, b in zip(before, pipe.parameters(), strict=True))
+
+
+@pytest.mark.outcome(
+    "`torch.amp.GradScaler` in a pipeline of `osdp.parallelize`, an infinity in one stage: no stage steps",
+    "equal",
+)
+def test_an_infinity_in_one_stage_skips_the_step_in_all(ranks):
+    ranks(scaled, world=4)
 
 
 class Turned(Block):

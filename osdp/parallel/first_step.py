@@ -20,7 +20,9 @@ class Seen:
     entered: Crossing | None
     left: Crossing | None
     cut: frozenset[str]  # column-wise linears whose output forward cuts,
-    grouped: frozenset[str]  # or views as one process does
+    grouped: frozenset[str]  # or views as one process does,
+    mixed: frozenset[str]  # or computes over
+    ungathered: str  # what the model returns, of which ranks of tensor parallelism have other losses, or ""
     drew_apart: bool  # random numbers, on ranks of one tensor-parallel group
     partial: str  # a parameter of which it has a part of the gradient, or ""
     depends: str  # a module of another stage that the output depends on, or ""
@@ -52,6 +54,18 @@ def what_is_wrong(stages: Sequence[Seen], entries: Sequence[str]) -> str:
             "its output in as many groups (heads) as in one process, so each has a part of its outputs alone, and the "
             "loss is not one process's. A rank has fewer groups of the same size: view(..., -1, size) instead of "
             "view(..., groups, -1)"
+        )
+    if names := sorted(frozenset[str]().union(*(seen.mixed for seen in stages))):
+        return (
+            f"{names[0]!r} is divided over tensor parallelism by its outputs (colwise), and the model's forward computes "
+            "over all of them (a softmax, a mean, a gated linear unit): a rank has a part alone, so the loss is not one "
+            f"process's. Gather them ('colwise_gather_output'), or leave {names[0]!r} out of tp_plan"
+        )
+    if name := next((seen.ungathered for seen in stages if seen.ungathered), ""):
+        return (
+            f"ranks of a tensor-parallel group have different losses of the same samples: the model returns {name}, of "
+            "which each has a part. Gather it ('colwise_gather_output', ColwiseParallel(output_layouts=Replicate())), or "
+            "pass tp_plan= with the styles of a loss over the mesh (use_local_output=False, loss_parallel)"
         )
     for stage in range(1, len(stages)):
         before, here = stages[stage - 1].left, stages[stage].entered

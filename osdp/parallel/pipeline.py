@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -76,9 +77,9 @@ class Pipeline:
         Raises InvalidProblemError for another number of samples, ShardingError if ranks of a replica were given different
         ones (steps 1, 2, 4, 8, ... compare them), and in the first step, on all ranks of the pipeline,
         ShardingError if forward passes more between stages than one tensor, cuts the output of a column-wise linear in
-        parts, views it in as many groups as one process, draws other random numbers on ranks of one tensor-parallel group
-        (dropout), or uses what all of them hold whole with a part of the sequence. RankError, naming stages, where another
-        rank has ended: Note [The end of a pipeline] in osdp/parallel/ending.py.
+        parts, views it in as many groups as one process, computes over all of it or returns it, draws other random numbers
+        on ranks of one tensor-parallel group (dropout), or uses what all of them hold whole with a part of the sequence.
+        RankError, naming stages, where another rank has ended: Note [The end of a pipeline] in osdp/parallel/ending.py.
         """
         samples = self.plan.micro_batches * self.plan.micro_batch_size
         self._check_samples(samples, (args, target, kwargs))
@@ -91,7 +92,7 @@ class Pipeline:
         self._steps += 1
         if self._passing.looks:
             partial = self._partial_gradient() if self.plan.tensor_parallel > 1 else ""
-            wrong = self._wrong_in_first_step(self._drew_apart(random), partial)
+            wrong = self._wrong_in_first_step(self._drew_apart(random), partial, self._ungathered(losses))
             self._looked()
             self._raise_everywhere(wrong)
         elif self._passing.whole and self._steps & (self._steps - 1) == 0:
@@ -120,7 +121,7 @@ class Pipeline:
             given = NOTHING if target is None else target
             losses, output = self._run(self.schedule.eval, samples, args, given, kwargs)
         if self._passing.looks:  # not yet over: buffers and gradients are a step's
-            self._raise_everywhere(self._wrong_in_first_step(False, ""))
+            self._raise_everywhere(self._wrong_in_first_step(False, "", self._ungathered(losses)))
         return (None if target is None else self._mean(losses, samples)), output
 
     def _run(
@@ -209,6 +210,18 @@ class Pipeline:
         dist.all_gather_object(told, before if drew else "", group=self.mesh["tp"].get_group())
         return len(set(told)) > 1
 
+    def _ungathered(self, losses: list[Tensor]) -> str:
+        """What the model returns, in words, if ranks of tensor parallelism have other losses of it, or "". Collective."""
+        if self.plan.tensor_parallel == 1:
+            return ""
+        told: list[list[float]] = [[]] * self.plan.tensor_parallel
+        mine = [float(_plain(loss)) for loss in losses]
+        dist.all_gather_object(told, mine, group=self.mesh["tp"].get_group())
+        if all(math.isclose(a, b, rel_tol=1e-4) for other in told for a, b in zip(mine, other, strict=True)):
+            return ""
+        cuts = self._passing.cuts
+        return f"the output of {cuts.leaves!r}" if cuts is not None and cuts.leaves else "something"
+
     def _raise_everywhere(self, wrong: str) -> None:
         """Replicas see other parts of gradients. Collective over all ranks."""
         told: list[str] = [""] * dist.get_world_size()
@@ -234,7 +247,7 @@ class Pipeline:
             if watching is not None:
                 watching.close()
 
-    def _wrong_in_first_step(self, drew_apart: bool, partial: str) -> str:
+    def _wrong_in_first_step(self, drew_apart: bool, partial: str, ungathered: str) -> str:
         """What is wrong, or "": Note [A model cut to one stage]. Collective."""
         passing = self._passing
         cuts, elsewhere = passing.cuts, passing.elsewhere
@@ -243,6 +256,8 @@ class Pipeline:
             passing.left,
             frozenset(cuts.cut if cuts is not None else ()),
             frozenset(cuts.grouped if cuts is not None else ()),
+            frozenset(cuts.mixed if cuts is not None else ()),
+            ungathered,
             drew_apart,
             partial,
             elsewhere.found if elsewhere is not None else "",

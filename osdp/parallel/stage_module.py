@@ -64,6 +64,8 @@ class StageForward:
                 output = self._computed(*args, **kwargs)
             if self._last:
                 output = only_tensor(output)
+                if passing.cuts is not None:
+                    passing.cuts.left_by(output)
                 if passing.elsewhere is not None:
                     passing.elsewhere.look(output)
                 return output

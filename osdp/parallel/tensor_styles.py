@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import (
 from osdp.description.model_description import ModelDescription
 from osdp.errors import InvalidProblemError, ShardingError
 from osdp.parallel.other_stage import ModuleOfOtherStage
-from osdp.planning.degrees.styles import matching, plan_of, styles_of
+from osdp.planning.degrees.styles import matching, modules_of, plan_of, styles_of
 
 
 def why_not_cut(name: str) -> str:
@@ -39,12 +39,13 @@ def check_styles(
     for o in description.operators:
         if o.output_cut and styles.get(o.name) == "colwise":
             raise InvalidProblemError(why_not_cut(o.name))
-    if given is not None:
-        if plan_of(given, model) != dict(plan):
-            raise InvalidProblemError(
-                f"tp_plan= has other styles than the plan was searched with: {plan_of(given, model)} and {dict(plan)}"
-            )
-    elif needs := sorted({s for s in plan.values() if s in ("sequence", "module")}):
+    if given is not None and plan_of(given, model) != dict(plan):
+        raise InvalidProblemError(
+            f"tp_plan= has other styles than the plan was searched with: {plan_of(given, model)} and {dict(plan)}"
+        )
+    # As a string "module" does nothing.
+    without = {"sequence", "module"} if given is None else {"sequence"}
+    if needs := sorted(without & {s for p, s in plan.items() if given is None or isinstance(given[p], str)}):
         raise InvalidProblemError(
             f"the plan has tensor parallelism in the style {needs[0]!r}, of which it does not keep the layouts: pass "
             "tp_plan= with torch's objects, those that osdp.search was given"
@@ -61,13 +62,19 @@ def parallelize_stage(
     """Divide the parameters of a stage over `mesh`. `description`: of the whole model; modules of other stages are gone.
     Returns the modules of which a rank has a part of the outputs."""
     modules = {name: m for name, m in model.named_modules() if not isinstance(m, ModuleOfOtherStage)}
-    if given is not None and not any(isinstance(style, str) for style in given.values()):
-        styles: dict[str, Any] = {}
-        for pattern, style in given.items():
-            styles |= {name: style for name in matching(pattern, modules) if name not in styles}
-    else:
-        found = styles_of(description, plan)
-        styles = {name: _style(s, modules[name]) for name, s in found.items() if name in modules}
+    # In the whole model: a pattern may match another module of a stage that has none of its own.
+    every, kept = modules_of(description), styles_of(description, plan)
+    patterns: dict[str, str] = {}
+    for pattern in plan:
+        for name in matching(pattern, every):
+            patterns.setdefault(name, pattern)
+    styles: dict[str, Any] = {}
+    for name, pattern in patterns.items():
+        style = (given or plan)[pattern]
+        if name in modules and not isinstance(style, str):
+            styles[name] = style
+        elif name in modules and name in kept:
+            styles[name] = _style(kept[name], modules[name])
     parallelize_module(model, mesh, styles)
     for name, style in styles.items():
         (layout,) = getattr(style, "output_layouts", None) or (None,)

@@ -324,8 +324,16 @@ def of_parts(me: Member) -> None:
     with pytest.raises(osdp.ShardingError, match=r"gradient of 'blocks.\d.scale' differs"):
         pipe.step(inputs, target=inputs)
 
+    model = Sequences().double()
+    model.scale, styles = None, {"blocks.*.up": "colwise", "blocks.*.down": "rowwise", "head": "colwise"}
+    plan = me.once(lambda: plan_for(model, 2, 1, me.world, tp_plan=styles))
+    pipe = osdp.parallelize(model, plan, loss_of)
+    mine = inputs[: SAMPLES // plan.data_parallel]
+    with pytest.raises(osdp.ShardingError, match=r"different losses of the same .* the output of 'head'"):
+        pipe.step(mine, target=mine % (WORDS // 2))
 
-def test_a_part_of_a_gradient_is_noticed(ranks):
+
+def test_a_part_of_a_gradient_or_of_the_logits_is_noticed(ranks):
     ranks(of_parts, world=4)
 
 

@@ -107,17 +107,20 @@ class Passing(nn.Module):
 
 
 class InPlace(nn.Module):
-    """Changes what modules returned, in place, also through a view."""
+    """Changes what modules returned, in place, also through a view. Linears of sequences return views themselves."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(6, 8)
+        self.middle = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
         self.norm = nn.LayerNorm(8)
         self.last = nn.Linear(8, 4)
+        self.middle[1].weight.requires_grad_(False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = torch.relu_(self.first(x))
-        h = self.norm(h * 2)
+        h = self.middle[0](torch.relu_(self.first(x[:, None])))
+        h.view(-1, 2, 4).transpose(1, 2).div_(2)
+        h = self.norm(self.middle[1](h).tanh_()[:, 0] * 2)
         h[:, :3].mul_(0.5)
         h += 1
         return self.last(h).tanh_()

@@ -89,12 +89,29 @@ void follow_stream(Parameter& param) {
   param.accumulator()->add_input_metadata(param.tensor());
 }
 
+// Note [Outputs that are written to]
+// A linear of [batch, length, width] returns a view of its product. If something is written to it later
+// (ReLU(inplace=True), y *= 2), autograd makes its node anew, from the tensor that it is a view of, and hooks
+// on the former node are never called. The node of that tensor stays in the graph. So where the call has made
+// that tensor, which the call's views of it come from, it is hooked instead.
 void watch_outputs(const std::shared_ptr<BackwardPass>& pass, const Call& call,
-                   const std::vector<at::Tensor>& outputs, const std::shared_ptr<Invocation>& invocation) {
-  for (const at::Tensor& output : outputs)
-    if (hookable(output))
-      output.register_hook(
+                   const std::vector<at::Tensor>& outputs, uint64_t first_node,
+                   const std::shared_ptr<Invocation>& invocation) {
+  const uint64_t thread = at::RecordFunction::currentThreadId();
+  const auto made_here = [&](const at::TensorBase& t) {
+    if (!t.requires_grad() || t.is_leaf()) return false;
+    const auto node = t.grad_fn();
+    return node->sequence_nr() >= first_node && node->thread_id() == thread;
+  };
+  std::unordered_set<const void*> hooked;
+  for (const at::Tensor& output : outputs) {
+    if (!hookable(output)) continue;
+    const at::TensorBase& base = output.is_view() ? output._base() : output;
+    const at::TensorBase& made = made_here(base) ? base : output;
+    if (hooked.insert(made.unsafeGetTensorImpl()).second)
+      made.register_hook(
           [pass, &call, invocation](const at::TensorBase&) { pass->begin_call(call, invocation.get()); });
+  }
 }
 
 void watch_end(const std::shared_ptr<BackwardPass>& pass, const Call& call,

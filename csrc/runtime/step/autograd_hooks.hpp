@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -51,10 +52,12 @@ void install_gradient_hooks(const std::shared_ptr<BackwardPass>& pass, Parameter
 // synchronization between streams. The parameter must show the shape of its gradients.
 void follow_stream(Parameter& param);
 
-// Hooks the outputs: the backward of the call begins at the first gradient of an output. `invocation` may be
-// null. The graph keeps the model alive.
+// Hooks the outputs: the backward of the call begins at the first gradient of an output. `first_node`: the
+// sequence number of the first node that the call added to the graph. `invocation` may be null. The graph
+// keeps the model alive.
 void watch_outputs(const std::shared_ptr<BackwardPass>& pass, const Call& call,
-                   const std::vector<at::Tensor>& outputs, const std::shared_ptr<Invocation>& invocation);
+                   const std::vector<at::Tensor>& outputs, uint64_t first_node,
+                   const std::shared_ptr<Invocation>& invocation);
 
 // Finds the nodes that the call has added between its first one and `outputs`, and hooks those from which
 // gradients leave the call: its backward ends when they have run.

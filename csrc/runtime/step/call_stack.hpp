@@ -1,6 +1,7 @@
 // CallStack: the calls in progress, innermost last, and the position that is reported to other ranks.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -20,6 +21,7 @@ class CallStack {
     comm::PhaseRange range;
     bool in_forward = false;  // its forward has begun
     bool grad = false;        // it records a graph
+    uint64_t first_node = 0;  // sequence number of the first that it adds to the graph
   };
 
   explicit CallStack(faults::GroupHealth& health) : health_(health) {}

@@ -143,8 +143,9 @@ void ForwardPass::begin_call(Call& call) {
   const bool grad = at::GradMode::is_enabled();
   if (!grad) note_recomputation();
   const auto invocation = reads_frozen(call) ? std::make_shared<Invocation>() : nullptr;
-  if (invocation) invocation->first = at::sequence_number::peek();
-  CallStack::Frame& frame = stack_.push({&call, invocation, {}, false, grad});
+  const uint64_t first_node = at::sequence_number::peek();
+  if (invocation) invocation->first = first_node;
+  CallStack::Frame& frame = stack_.push({&call, invocation, {}, false, grad, first_node});
   frame.range.begin(call.module, step_.in_backward ? "recomputation" : "forward");
   stack_.tell_place(step_.in_backward);
   units_.begin_call(call);
@@ -164,6 +165,7 @@ void ForwardPass::end_call(Call& call, const std::vector<at::Tensor>& outputs, b
   // Calls above it never ended (hooks are not called after an exception): they end now, as failed.
   while (stack_.innermost().call != &call) end_call(*stack_.innermost().call, {}, true);
   const std::shared_ptr<Invocation> invocation = std::move(stack_.innermost().invocation);
+  const uint64_t first_node = stack_.innermost().first_node;
   stack_.pop();
   std::exception_ptr error;
   try {
@@ -175,7 +177,7 @@ void ForwardPass::end_call(Call& call, const std::vector<at::Tensor>& outputs, b
   if (!failed && at::GradMode::is_enabled()) {
     // The root's ends with the backward anyway.
     if (invocation && !call.root) watch_end(backward_.handle(), call, outputs, invocation);
-    watch_outputs(backward_.handle(), call, outputs, invocation);
+    watch_outputs(backward_.handle(), call, outputs, first_node, invocation);
   }
   units_.end_call(call, failed);
   if (!step_.in_backward) stack_.tell_place(false);

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from osdp.parallel.crossing import Crossing
 from osdp.parallel.shared_buffers import buffer_apart
 from osdp.parallel.tensor_styles import why_not_cut
+from osdp.sharding.whole_parameters import partial_gradient
 
 
 @dataclass(frozen=True)
@@ -27,15 +28,6 @@ class Seen:
     partial: str  # a parameter of which it has a part of the gradient, or ""
     depends: str  # a module of another stage that the output depends on, or ""
     buffers: Mapping[str, tuple[float, float]]  # values_of_buffers
-
-
-def partial_gradient(name: str) -> str:
-    return (
-        f"the gradient of {name!r} differs between ranks of a tensor-parallel group, which all hold it whole: "
-        "forward computes with it on a part of the sequence (sequence parallelism) or of a divided output, so each "
-        "rank has a part of its gradient. Use it where activations are whole, or in a module with a style in "
-        "tp_plan (SequenceParallel)"
-    )
 
 
 def what_is_wrong(stages: Sequence[Seen], entries: Sequence[str]) -> str:

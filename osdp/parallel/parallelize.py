@@ -24,13 +24,13 @@ from osdp.parallel.split_outputs import SplitOutputs
 from osdp.parallel.stage import Stage
 from osdp.parallel.stage_module import check_entries, cut_to_stage
 from osdp.parallel.tensor_styles import check_styles, parallelize_stage
-from osdp.parallel.whole_parameters import whole_parameters
 from osdp.plan.parallel_plan import ParallelPlan
 from osdp.ranks.rank_group import Together
 from osdp.sharding.fully_shard import fully_shard as shard_by_plan
 from osdp.sharding.replaced_parameters import note_replaced
 from osdp.sharding.rollback import ModulesAsTheyWere
 from osdp.sharding.sharded_model import runtime_of
+from osdp.sharding.whole_parameters import whole_parameters
 
 _ITS_OWN = {"model", "plan", "process_group", "device_mesh", "ranks_per_host", "resharding"}
 _SCHEDULES = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}

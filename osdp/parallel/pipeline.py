@@ -17,15 +17,15 @@ from torch.distributed.tensor import DTensor
 from osdp.base.tensor_trees import batch_of, tensors_in
 from osdp.errors import InvalidProblemError, ShardingError
 from osdp.parallel.ending import end_of_pipeline
-from osdp.parallel.first_step import Seen, partial_gradient, what_is_wrong
+from osdp.parallel.first_step import Seen, what_is_wrong
 from osdp.parallel.mean_loss import NOTHING, MeanLoss
 from osdp.parallel.other_stage import Passing
 from osdp.parallel.samples import Samples, samples_apart
 from osdp.parallel.shared_buffers import values_of_buffers
 from osdp.parallel.stage_module import INPUT
-from osdp.parallel.whole_parameters import gradients_apart
 from osdp.plan.parallel_plan import ParallelPlan
 from osdp.ranks.rank_group import Together
+from osdp.sharding.whole_parameters import gradients_apart, partial_gradient
 
 
 class Pipeline:
@@ -233,7 +233,8 @@ class Pipeline:
         """A parameter that ranks of tensor parallelism hold alike, and whose gradient they do not, or "". Collective: ranks
         of several stages and replicas hold others, and go on until none knows of one whose gradient was always zero."""
         passing = self._passing
-        apart, unknown = gradients_apart(self.module, passing.whole, self.mesh["tp"].get_group())
+        whole = ((name, p) for name, p in self.module.named_parameters() if name in passing.whole)
+        apart, unknown = gradients_apart(whole, self.mesh["tp"].get_group())
         left = torch.tensor(float(len(unknown)), device=_device(self.module))
         dist.all_reduce(left)
         passing.whole = (unknown or [""]) if left else []  # "": none of this rank's, which others wait for

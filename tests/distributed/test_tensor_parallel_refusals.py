@@ -8,7 +8,8 @@ import pytest
 import torch
 from harness import Member
 from support.pair import naming
-from support.tensor_parallel import mesh_of, net, parallelized
+from support.tensor_parallel import WIDTH, TensorPair, mesh_of, net, parallelized
+from torch import distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
@@ -80,3 +81,30 @@ def made_before(me: Member) -> None:
 )
 def test_optimizers_that_were_made_before(ranks):
     ranks(made_before, world=4)
+
+
+def left_out(me: Member) -> None:
+    """Each rank has a part of the sequence, and so of the norm's gradient; a script may sum it itself."""
+    mesh = mesh_of(me, 2, 2)
+    for by_hand in (False, True):
+        model = parallelized(net(), mesh["tp"])
+        model.norm = nn.LayerNorm(WIDTH).double()
+        pair = TensorPair(osdp.fully_shard(model, mesh=mesh["dp"]), net(), me.rank // 2, 2)
+        pair.backward(0)
+        if by_hand:
+            for parameter in model.norm.parameters():
+                dist.all_reduce(parameter.grad.to_local(), group=mesh["tp"].get_group())
+            pair.update()
+            pair.same_parameters()
+        else:
+            with pytest.raises(osdp.ShardingError, match=r"the gradient of 'norm\.bias' differs between"):
+                pair.optimizer.step()
+
+
+@pytest.mark.outcome(
+    "a parameter that every rank of a tensor-parallel group holds whole and uses with a part of the activations, whose "
+    "gradients nobody sums over the group",
+    osdp.ShardingError,
+)
+def test_gradients_of_what_the_styles_leave_out(ranks):
+    ranks(left_out, world=4)

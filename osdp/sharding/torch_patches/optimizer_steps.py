@@ -19,6 +19,7 @@ from osdp.sharding.dtensor_parameters import shows_dtensors
 from osdp.sharding.sharded_model import sharded_models
 from osdp.sharding.torch_patches.elementwise_probe import check_before_step
 from osdp.sharding.torch_patches.replaced import hook
+from osdp.sharding.whole_parameters import check_replicas
 
 
 def watch_steps() -> None:
@@ -55,6 +56,7 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any, compiled: bool) -
     if named:
         return args, {**kwargs, "closure": _then_refuse(optimizer, kwargs["closure"])}
     _refuse_unreduced(optimizer)
+    check_replicas(optimizer)
     return None
 
 
@@ -76,6 +78,7 @@ def _then_refuse(optimizer: Optimizer, closure: Callable[[], Any]) -> Callable[[
         loss = closure()
         _let_go(optimizer)
         _refuse_unreduced(optimizer)
+        check_replicas(optimizer)
         return loss
 
     return checked

@@ -1,4 +1,4 @@
-"""Stage: torch's, which leaves the model as it was where torch runs it to learn what passes between stages."""
+"""Stage: torch's, which tells the model's stand-ins when it runs, also where torch learns what passes between stages."""
 
 from __future__ import annotations
 
@@ -6,24 +6,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 
 from osdp.parallel.other_stage import Passing
 
 
 class Stage(PipelineStage):
-    """Before the first step torch runs the stage on values that nobody gave: a batch norm would learn them."""
-
     passing: Passing | None = None
 
     def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> Any:
-        with _buffers_kept(self.submod), self._calls():
+        with self._calls():
             return super()._prepare_forward_infra(*args, **kwargs)
 
     def _prepare_backward_infra(self, *args: Any, **kwargs: Any) -> Any:
         like = self.passing.like if self.passing is not None else None
-        with _buffers_kept(self.submod), self._calls(), self._recomputing(like):
+        with self._calls(), self._recomputing(like):
             return super()._prepare_backward_infra(*args, **kwargs)
 
     def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
@@ -54,16 +52,3 @@ class Stage(PipelineStage):
             yield
         finally:
             passing.in_schedule = before
-
-
-@contextmanager
-def _buffers_kept(module: nn.Module) -> Iterator[None]:
-    """Context in which buffers are copies: what autograd saves of them stays as it was."""
-    held = [(m, name, b) for m in module.modules() for name, b in m._buffers.items() if b is not None]
-    for holder, name, buffer in held:
-        holder._buffers[name] = buffer.clone()
-    try:
-        yield
-    finally:
-        for holder, name, buffer in held:
-            holder._buffers[name] = buffer

@@ -234,3 +234,26 @@ def reduced_early(me: Member, scheduled_before: bool) -> None:
 @pytest.mark.parametrize("scheduled_before", [False, True])
 def test_the_last_backward_reduces(ranks, scheduled_before):
     ranks(reduced_early, scheduled_before, world=4)
+
+
+class Counted(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.add_(1)
+        return super().forward(x)
+
+
+def counts(me: Member) -> None:
+    mesh = mesh_of(me, 1, 2, names=("dp", "pp"))
+    part = osdp.fully_shard(nn.Sequential(Counted(), nn.Tanh()).double(), mesh=mesh["dp"])
+    schedule = schedule_of("1F1B", {me.rank: part}, 2, mesh["pp"].get_group())
+    data = torch.randn(2 * MICRO_BATCHES, WIDTH, dtype=torch.float64)
+    schedule.step(*() if me.rank else (data,), target=data if me.rank else None)
+    assert part[0].calls == MICRO_BATCHES
+
+
+def test_what_passes_is_learned_without_the_buffers(ranks):
+    ranks(counts, world=2)

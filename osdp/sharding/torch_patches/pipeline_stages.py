@@ -10,9 +10,11 @@ before: then the model is sharded in whatever order it, the stage and the schedu
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
+from torch import nn
 from torch.distributed.pipelining import stage
 
 from osdp.base.later_methods import function_of
@@ -24,6 +26,9 @@ def install_stages() -> None:
     replace(stage._PipelineStageBase, "clear_runtime_states", _tells_stage)
     if hasattr(stage.PipelineStage, "_post_metadata_inference_cleanup"):
         replace(stage.PipelineStage, "_post_metadata_inference_cleanup", _keeps_gradients)
+    for name in ("_prepare_forward_infra", "_prepare_backward_infra"):
+        if hasattr(stage.PipelineStage, name):
+            replace(stage.PipelineStage, name, _keeps_buffers)
 
 
 def _tells_stage(clear: Callable[..., None]) -> Callable[..., None]:
@@ -42,10 +47,37 @@ def _keeps_gradients(cleanup: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(cleanup)
     def post_metadata_inference_cleanup(self: Any) -> None:
-        ours = any(sharded_of(module) is not None for module in self.submod.modules())
-        held = [(p, p.grad) for p in self.submod.parameters()] if ours else []
+        held = [(p, p.grad) for p in self.submod.parameters()] if _is_ours(self) else []
         cleanup(self)
         for parameter, gradient in held:
             parameter.grad = gradient
 
     return post_metadata_inference_cleanup
+
+
+def _keeps_buffers(prepare: Callable[..., Any]) -> Callable[..., Any]:
+    """Before a step torch runs the stage on values that nobody gave: a batch norm would learn them."""
+
+    @functools.wraps(prepare)
+    def prepared(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with _buffers_kept(self.submod) if _is_ours(self) else nullcontext():
+            return prepare(self, *args, **kwargs)
+
+    return prepared
+
+
+def _is_ours(stage: Any) -> bool:
+    return any(sharded_of(module) is not None for module in stage.submod.modules())
+
+
+@contextmanager
+def _buffers_kept(module: nn.Module) -> Iterator[None]:
+    """Context in which buffers are copies: what autograd saves of them stays as it was."""
+    held = [(m, name, b) for m in module.modules() for name, b in m._buffers.items() if b is not None]
+    for holder, name, buffer in held:
+        holder._buffers[name] = buffer.clone()
+    try:
+        yield
+    finally:
+        for holder, name, buffer in held:
+            holder._buffers[name] = buffer

@@ -78,6 +78,13 @@ void refuse_transforms(const char* op) {
       " cannot be transformed by torch.func; give the operator granularity 1 in the plan");
 }
 
+// Described as any other: a description does not know the layouts of what modules are given.
+void refuse_layouts(const char* op, const at::Tensor& input) {
+  OSDP_CHECK(input.layout() == at::kStrided && !input.is_nested(), Sharding, "OSDP: ", op,
+             " was given a sparse or nested tensor (layout ", input.layout(),
+             "), which slices cannot be computed with: give the operator granularity 1 in the plan.");
+}
+
 // `register_hook` after fully_shard; before it, the weight is never described as one that can be in slices.
 void refuse_hooks(const at::Tensor& weight) {
   if (!at::GradMode::is_enabled() || !weight.requires_grad() || torch::autograd::impl::hooks(weight).empty())
@@ -151,6 +158,7 @@ struct SplitCall {
     const py::gil_scoped_release no_gil;
     if (given.defined()) return at::linear(input, transposed ? given.t() : given, added);
     refuse_transforms("osdp::split_linear");
+    refuse_layouts("a product in slices", input);
     return ops::split_linear(input, weight, added, out_features, in_features, granularity, split, transposed,
                              source);
   }
@@ -189,6 +197,7 @@ struct SplitLookUp {
     const py::gil_scoped_release no_gil;
     if (given.defined()) return at::embedding(given, input, padding_idx);
     refuse_transforms("osdp::split_embedding");
+    refuse_layouts("a look-up in slices", input);
     return ops::split_embedding(input, weight, rows, columns, padding_idx, granularity, split, source);
   }
 

@@ -12,7 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+import osdp
 from osdp._C import register_source, unregister_source
+from osdp.ranks import extension_lifetime  # noqa: F401  gives the extension's errors their types
 from osdp.sharding.split_linear import SplitCall
 from tests.unit.sharding.split_helpers import TensorSource
 from tests.unit.sharding.split_operators import split_linear
@@ -237,6 +239,10 @@ def test_split_call_refuses_at_once_what_cannot_be() -> None:
         SplitCall(weight, None, OUT, IN, 5, "in")
     with pytest.raises(ValueError, match="'up'"):
         SplitCall(weight, None, OUT, IN, 2, "up")
+    sparse, jagged = torch.ones(2, IN).to_sparse(), torch.nested.as_nested_tensor(torch.ones(2, 3, IN))
+    for given in (sparse, jagged):
+        with pytest.raises(osdp.ShardingError, match="granularity 1"):
+            SplitCall(weight, None, OUT, IN, 2, "out")(given)
     assert repr(SplitCall(weight, None, OUT, IN, 2, "in", 7)) == (
         f"SplitCall(in_features={IN}, out_features={OUT}, bias=False, granularity=2, split='in', source=7)"
     )

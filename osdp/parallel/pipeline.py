@@ -181,6 +181,10 @@ class Pipeline:
         mine = Samples.of(self.mesh["dp"].get_local_rank(), self.stage, inputs, target, self.last)
         if apart := samples_apart(Together(None, "a pipeline's step").all(mine)):
             raise ShardingError(apart)
+        if not any(True for _ in tensors_in(inputs)):
+            raise InvalidProblemError(
+                "pipeline.step was given no tensor: on all ranks it takes the model's inputs, and target="
+            )
 
     def _look_at_shapes(self, shapes: list[torch.Size]) -> None:
         """Where sequences have another length, have torch's stages learn anew what passes: they would receive it into memory

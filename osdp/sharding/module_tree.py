@@ -240,6 +240,8 @@ class Tree:
                         f"{name!r} was tied to {other!r} after fully_shard, by whose plan each is gathered at its own "
                         "calls: tie them before fully_shard"
                     )
+                elif now is not None and isinstance(now.data, DTensor):
+                    yield _DIVIDED.format(name)
                 elif now is not None and now.shape == parameter.shape != whole:
                     yield (
                         f"{name!r} was replaced by a parameter with the shape of this rank's part, "
@@ -338,6 +340,12 @@ def _made_of_a_part(module: nn.Module, key: str) -> bool:
     return any(hasattr(p, "right_inverse") for p in made)
 
 
+_DIVIDED = (
+    "{!r}, a DTensor, was added after fully_shard: divide a module by parallelize_module before fully_shard, or add a plain "
+    "parameter"
+)
+
+
 def _unusable(new: dict[str, nn.Parameter], device: torch.device, told: bool) -> Iterator[str]:
     for name, parameter in new.items():
         if home := next((s for _, s in sharded_models() if s.tree.is_sharded(parameter)), None):
@@ -347,10 +355,7 @@ def _unusable(new: dict[str, nn.Parameter], device: torch.device, told: bool) ->
                 "copy its values (load_state_dict of its module's state_dict()), or choose NO_SHARD there"
             )
         elif isinstance(parameter.data, DTensor):
-            yield (
-                f"{name!r}, a DTensor, was added after fully_shard: divide a module by parallelize_module before "
-                "fully_shard, or add a plain parameter"
-            )
+            yield _DIVIDED.format(name)
         elif parameter.device != device:
             yield (
                 f"{name!r} was added after fully_shard on {parameter.device}, but the model is on "

@@ -371,6 +371,8 @@ def crossings(me: Member) -> None:
         with pytest.raises(osdp.ShardingError, match=r"'blocks.0.up'.* in as many groups"):
             pipe.step(tokens[:4], target=targets[:4])
     pipe = osdp.parallelize(net(), me.once(lambda: plan_for(net(), 1, 2, me.world)), loss_of)
+    with pytest.raises(osdp.InvalidProblemError, match=r"step was given no tensor: on all ranks"):
+        pipe.step()
     with pytest.raises(osdp.InvalidProblemError, match=r"4 samples a step.*with 6"):
         pipe.step(tokens[:6], target=targets[:6])
     mine = slice(me.rank, me.rank + 4)  # as a sampler that goes by the rank in the job

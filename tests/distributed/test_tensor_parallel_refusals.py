@@ -8,7 +8,7 @@ import pytest
 import torch
 from harness import Member
 from support.pair import naming
-from support.tensor_parallel import WIDTH, TensorPair, mesh_of, net, parallelized
+from support.tensor_parallel import WIDTH, TensorPair, mesh_of, net, parallelized, tokens
 from torch import distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -72,6 +72,20 @@ def made_before(me: Member) -> None:
     osdp.fully_shard(model, mesh=mesh_of(me, 2, 2)["dp"])
     with pytest.raises(osdp.ShardingError, match=r"SGD was made before osdp\.fully_shard .* 'embed\.weight'"):
         optimizer.step()
+
+
+def divided_late(me: Member) -> None:
+    model = net()
+    plan = osdp.Plan.uniform(osdp.describe(model), "FULL_SHARD")
+    osdp.fully_shard(model, plan, device_mesh=mesh_of(me, 2, 2)["dp"])
+    parallelized(model, mesh_of(me, 2, 2)["tp"])
+    with pytest.raises(osdp.ShardingError, match=r"'embed\.weight', a DTensor, .* before fully_shard"):
+        model(tokens(0, 2))
+
+
+@pytest.mark.outcome("`parallelize_module` after `fully_shard` with a plan", osdp.ShardingError)
+def test_a_model_that_is_divided_too_late(ranks):
+    ranks(divided_late, world=4)
 
 
 @pytest.mark.outcome(

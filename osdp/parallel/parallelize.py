@@ -24,7 +24,7 @@ from osdp.parallel.split_outputs import SplitOutputs
 from osdp.parallel.stage import Stage
 from osdp.parallel.stage_module import check_entries, cut_to_stage
 from osdp.parallel.tensor_styles import check_styles, parallelize_stage
-from osdp.plan.parallel_plan import ParallelPlan
+from osdp.plan.parallel_plan import ParallelPlan, degree_problems
 from osdp.ranks.rank_group import Together
 from osdp.sharding.fully_shard import fully_shard as shard_by_plan
 from osdp.sharding.replaced_parameters import note_replaced
@@ -130,6 +130,8 @@ def _checked(
             f"osdp.parallelize takes the osdp.ParallelPlan of a search with degrees, not a {type(plan).__name__}; with a "
             "Plan use osdp.fully_shard(model, plan)"
         )
+    for field, why in degree_problems(plan):
+        raise InvalidProblemError(f"the plan's {field} {why}: search again, or load its file anew")
     if not callable(loss_fn):
         raise InvalidProblemError(f"loss_fn must be a function of output and target, not {loss_fn!r}")
     known = inspect.signature(shard_by_plan).parameters.keys() | {"dtensor_parameters"}

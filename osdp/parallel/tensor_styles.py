@@ -35,10 +35,17 @@ def check_styles(
 ) -> None:
     """Raises InvalidProblemError for a `given` plan that is not the one that was searched, for a plan whose styles need
     layouts that only torch's objects have, and for a column-wise linear whose outputs forward cuts in parts."""
-    styles = styles_of(description, plan)
+    styles, modules = styles_of(description, plan), dict(model.named_modules())
     for o in description.operators:
         if o.output_cut and styles.get(o.name) == "colwise":
             raise InvalidProblemError(why_not_cut(o.name))
+    for name, style in styles.items():
+        kind = type(modules[name]) if name in modules else nn.Linear
+        if style.startswith(("colwise", "rowwise")) and not issubclass(kind, (nn.Linear, nn.Embedding)):
+            raise InvalidProblemError(
+                f"tp_plan gives {name!r}, a {kind.__name__}, the style {style!r}: torch's styles divide nn.Linear and "
+                "nn.Embedding alone. Leave it out of tp_plan"
+            )
     if given is not None and plan_of(given, model) != dict(plan):
         raise InvalidProblemError(
             f"tp_plan= has other styles than the plan was searched with: {plan_of(given, model)} and {dict(plan)}"

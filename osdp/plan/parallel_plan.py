@@ -112,8 +112,8 @@ class ParallelPlan(InFile):
         return parallel_problems(self)
 
 
-def parallel_problems(plan: ParallelPlan) -> Iterable[tuple[str, str]]:
-    """(field, error) of each violation."""
+def degree_problems(plan: ParallelPlan) -> Iterable[tuple[str, str]]:
+    """(field, error) of each violation by its numbers alone."""
     t, p, d = plan.tensor_parallel, plan.pipeline_parallel, plan.data_parallel
     if t * p * d != plan.world_size:
         yield "data_parallel", f"{t} x {p} x {d} ranks are not the world size {plan.world_size}"
@@ -124,6 +124,14 @@ def parallel_problems(plan: ParallelPlan) -> Iterable[tuple[str, str]]:
             "global_batch_size",
             f"{plan.micro_batches} micro-batches of {plan.micro_batch_size} on {d} replicas are not it",
         )
+    if plan.schedule not in SCHEDULES:
+        yield "schedule", f"{plan.schedule!r} is none of {', '.join(map(repr, SCHEDULES))}"
+
+
+def parallel_problems(plan: ParallelPlan) -> Iterable[tuple[str, str]]:
+    """(field, error) of each violation."""
+    yield from degree_problems(plan)
+    t, p, d = plan.tensor_parallel, plan.pipeline_parallel, plan.data_parallel
     if not 0 <= plan.memory_limit_bytes <= MOST_BYTES:
         yield "memory_limit_bytes", f"must be between 0 and 2**58, got {plan.memory_limit_bytes}"
     if not plan.step_time_s > 0:

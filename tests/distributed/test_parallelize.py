@@ -264,6 +264,7 @@ def refusals(me: Member) -> None:
             "not a Plan",
         ),
         (net(), dataclasses.replace(plan, world_size=8), osdp.PlanMismatchError, "for 8 ranks"),
+        (net(), dataclasses.replace(plan, micro_batches=0), osdp.InvalidProblemError, "0 micro-batches of 1"),
         (
             nn.Sequential(net()),
             plan,

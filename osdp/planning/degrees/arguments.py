@@ -59,6 +59,10 @@ def searched_degrees(
     whole = integer(global_batch_size, "global_batch_size")
     if not 1 <= whole <= 2**40:
         raise InvalidProblemError(f"global_batch_size is {whole}; it must be between 1 and 2**40")
+    if problem.searched.batch_size is not None and problem.searched.batch_size < 1:
+        raise InvalidProblemError(
+            f"batch_size is {problem.searched.batch_size}; a micro-batch has at least 1 sample"
+        )
     t, p = _degree("tensor_parallel", tensor, ranks), _degree("pipeline_parallel", pipeline, ranks)
     if t is not None and p is not None and ranks % (t * p):
         raise InvalidProblemError(

@@ -70,3 +70,5 @@ def test_strings_and_objects_in_one_plan(monkeypatch: pytest.MonkeyPatch) -> Non
     assert isinstance(divided["down"], RowwiseParallel)
     with pytest.raises(osdp.InvalidProblemError, match="'sequence', of which it does not keep the layouts"):
         tensor_styles.check_styles(described, plan, {**given, "norm": "sequence"}, model)
+    with pytest.raises(osdp.InvalidProblemError, match="gives 'norm', a LayerNorm, the style 'colwise'"):
+        tensor_styles.check_styles(described, {"norm": "colwise"}, None, Net())

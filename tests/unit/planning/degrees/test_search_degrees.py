@@ -141,6 +141,7 @@ def test_stages_differ_where_the_model_does() -> None:
         ({"global_batch_size": 6, "tensor_parallel": 1, "pipeline_parallel": 2}, "global batch of 6 is not divided by 4"),
         ({"schedule": "zigzag"}, "schedule must be one of 'auto', '1f1b', 'gpipe'"),
         ({"pipeline_parallel": 8, "tensor_parallel": 1}, "pipeline_parallel=8: GPT can be cut into 7 parts"),
+        ({"batch_size": 0}, "batch_size is 0; a micro-batch has"),
         ({"batch_size": 3, "pipeline_parallel": 1, "tensor_parallel": 1}, "micro-batches of 3 do not divide"),
         ({"objective": "batch"}, "degrees are searched with cost='osdp'"),
     ],

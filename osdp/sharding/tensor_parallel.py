@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 from osdp import _C
 from osdp.base.names import joined
 from osdp.base.tensor_parallel import Layout, layout_of, set_layout, under_fsdp2
+from osdp.base.warned import warn
 from osdp.description.tensor_subclasses import why_unsupported
 from osdp.errors import ShardingError
 from osdp.sharding.replaced_parameters import note_replaced
@@ -55,6 +56,7 @@ def local_parts(model: nn.Module) -> Iterator[None]:
                 made[id(parameter)] = _local(parameter)
             homes.append((module, key, parameter))
             former[joined(prefix, key)] = parameter
+    _tell_of_lost_tie(model)
     for module, key, parameter in homes:
         module._parameters[key] = made[id(parameter)]
     buffers: list[tuple[nn.Module, str, DTensor, Tensor]] = []  # the DTensor, and its part
@@ -86,6 +88,28 @@ def local_parts(model: nn.Module) -> Iterator[None]:
             elif now is not None and (layout := layout_of(buffer)) is not None:
                 # It was elsewhere, or on the meta device.
                 module._buffers[key] = wrapped.setdefault(id(now), layout.wrap(now))
+
+
+def _tell_of_lost_tie(model: nn.Module) -> None:
+    """torch's parallelize_module makes two parameters of one that an embedding and a head share, and they train apart."""
+    weights: dict[type[nn.Module], list[tuple[str, Any]]] = {nn.Embedding: [], nn.Linear: []}
+    for name, module in model.named_modules():
+        for kind, found in weights.items():
+            if isinstance(module, kind) and isinstance(weight := module._parameters.get("weight"), DTensor):
+                found.append((joined(name, "weight"), weight))
+    for name, table in weights[nn.Embedding]:
+        for other, head in weights[nn.Linear]:
+            if (
+                head is table
+                or (head.shape, head.placements) != (table.shape, table.placements)
+                or head.is_meta
+            ):
+                continue
+            if torch.equal(head._local_tensor, table._local_tensor) and bool(head._local_tensor.any()):
+                warn(
+                    f"{name!r} and {other!r} have equal values, and are two parameters, which will be trained apart: "
+                    "parallelize_module makes two of one that is tied. Tie them again after it, before fully_shard"
+                )
 
 
 def _local(parameter: nn.Parameter) -> nn.Parameter:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -95,6 +96,21 @@ def test_a_model_that_is_divided_too_late(ranks):
 )
 def test_optimizers_that_were_made_before(ranks):
     ranks(made_before, world=4)
+
+
+def untied(me: Member) -> None:
+    for again in (False, True):
+        model = net(tied=True)
+        model.tied = again  # whether parallelized() ties them again
+        parallelized(model, mesh_of(me, 1, 2)["tp"])
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            osdp.fully_shard(model, mesh=mesh_of(me, 1, 2)["dp"])
+        assert any("'embed.weight' and 'head.weight'" in str(w.message) for w in told) is not again
+
+
+def test_a_tie_that_parallelize_module_has_undone_is_told(ranks):
+    ranks(untied, world=2)
 
 
 def left_out(me: Member) -> None:

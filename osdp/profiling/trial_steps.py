@@ -9,7 +9,10 @@ minute to the next:
   the operators' times, scaled to the bare step, and their forwards to its forward;
   the optimizer's rate, on the tensors of this model;
   `stolen_computation`, such that simulated steps take as long as the measured ones. Separate fits to forward
-  and backward agree within the machine's noise;
+  and backward agree within the machine's noise. Where links are slow a step takes as long as its
+  communication, nearly whatever is stolen, and a step that was measured 2% longer would be explained by all
+  of its computation. So on a CPU no more is stolen than the processor time that the sharded step takes
+  beyond the bare one;
   `recompute_slowdown`, with every block recomputed. A forward takes longer the second time, because of
   the hooks on what it saves and because the backward has evicted activations from caches.
 """
@@ -52,6 +55,7 @@ class Trial:
     bare_s: tuple[float, float]  # forward and backward of the bare model in between
     step: float  # of the bare model's step
     optimizer: float  # likewise
+    processor: float  # likewise: its further processor time, and how long others wait for their cores
 
 
 def take_trials(
@@ -113,7 +117,11 @@ def fitted(hardware: Hardware, trials: list[Trial], world_size: int) -> Hardware
         return played < sum(t.step for t in these) * (forward + backward)
 
     plain = [t for t in trials if not t.plan.recompute]
-    stolen = _largest(0.0, _MOST_STOLEN, lambda x: too_fast(replace(here, stolen_computation=x), plain))
+    most = _MOST_STOLEN
+    sent = sum(t.plan.simulate(here, world_size).communication_s for t in plain)
+    if here.device == "cpu" and sent > 0:
+        most = min(most, sum(t.processor for t in plain) * (forward + backward) / sent)
+    stolen = _largest(0.0, most, lambda x: too_fast(replace(here, stolen_computation=x), plain))
     here = replace(here, stolen_computation=stolen, exposed_communication=max(1.0, stolen))
     again = [t for t in trials if t.plan.recompute]
     slowdown = _largest(1.0, _MOST_SLOWDOWN, lambda x: too_fast(replace(here, recompute_slowdown=x), again))
@@ -155,7 +163,13 @@ def _sharded_copy(ranks: Together, model: nn.Module, plan: Plan) -> nn.Module | 
     return sharded if all(ranks.all(sharded is not None)) else None
 
 
-Turn = tuple[tuple[float, float], float, float]  # bare forward and backward; sharded step; optimizer
+@dataclass(frozen=True)
+class Turn:
+    bare_s: tuple[float, float]  # forward and backward
+    step_s: float  # sharded
+    optimizer_s: float
+    bare_processor_s: float
+    step_processor_s: float
 
 
 def _turns(
@@ -174,19 +188,21 @@ def _turns(
 
     def turn() -> Turn:
         meet(lane, device)
+        processor = time.process_time()
         bare = run_step(model, args, kwargs, device)
+        bare_processor = time.process_time() - processor
         meet(lane, device)
-        begin = time.perf_counter()
+        begin, processor = time.perf_counter(), time.process_time()
         with torch.enable_grad():
             outputs = differentiable(sharded(*args, **kwargs))
             torch.autograd.backward(outputs, [torch.ones_like(t) for t in outputs])
         synchronize(device)
-        between = time.perf_counter()
+        between, step_processor = time.perf_counter(), time.process_time() - processor
         optimizer.step()
         synchronize(device)
         end = time.perf_counter()
         optimizer.zero_grad(set_to_none=True)
-        return bare, between - begin, end - between
+        return Turn(bare, between - begin, end - between, bare_processor, step_processor)
 
     with untouched(model), generators_kept(device):
         for _ in range(WARM_UPS):
@@ -199,17 +215,26 @@ def _turns(
 
 
 def _judge(ranks: Together, plan: Plan, turns: list[Turn]) -> Trial:
-    bare = [sum(turn[0]) for turn in turns]
+    def median(figure: Callable[[Turn], float]) -> float:
+        return statistics.median(map(figure, turns))
+
+    def further_processor_s(turn: Turn) -> float:
+        # A bare step that takes longer than its processor time shares its cores with other ranks' steps, which
+        # take as much beside.
+        waiting = max(1.0, sum(turn.bare_s) / max(1e-9, turn.bare_processor_s))
+        return waiting * max(0.0, turn.step_processor_s - turn.bare_processor_s)
+
     mine = [
-        statistics.median(turn[0][0] for turn in turns),
-        statistics.median(turn[0][1] for turn in turns),
-        statistics.median(turn[1] / b for turn, b in zip(turns, bare, strict=True)),
-        statistics.median(turn[2] / b for turn, b in zip(turns, bare, strict=True)),
+        median(lambda t: t.bare_s[0]),
+        median(lambda t: t.bare_s[1]),
+        median(lambda t: t.step_s / sum(t.bare_s)),
+        median(lambda t: t.optimizer_s / sum(t.bare_s)),
+        median(lambda t: further_processor_s(t) / sum(t.bare_s)),
     ]
-    forward, backward, step, optimizer = (
+    forward, backward, step, optimizer, processor = (
         statistics.mean(column) for column in zip(*ranks.all(mine), strict=True)
     )
-    return Trial(plan, (forward, backward), step, optimizer)
+    return Trial(plan, (forward, backward), step, optimizer, processor)
 
 
 def _scaled(times: Mapping[str, float], factor: float) -> dict[str, float]:

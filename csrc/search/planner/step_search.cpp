@@ -59,6 +59,8 @@ class StepSearch {
     sharpen();
     if (!fits() && least_fits()) consider(searches_.least(problem_.batches).plan);
     if (fits() && !done()) improve();
+    for (const Narrow narrow : kFarParts)
+      if (far() && most_plays() < wanted_plays()) search_part(narrow);
     for (const auto& part : parts_) {
       StepSearch& search = *part->search;
       if (!far()) break;
@@ -194,7 +196,7 @@ class StepSearch {
 
   bool far() const { return !done() && fastest_ps() > bound_ps() / (1 - kFar); }
 
-  // Leaves modes out; how many.
+  // Leaves something out; how much. All of it, or nothing: there is no such part.
   using Narrow = size_t (*)(Request&);
 
   // Nothing is replicated or kept gathered; everything is in host memory.
@@ -204,9 +206,16 @@ class StepSearch {
       },
       [](Request& r) { return std::erase_if(r.space.modes, [](Mode m) { return !traits(m).on_host; }); }};
 
+  // Nothing is in slices; nothing is recomputed; everything is. Where steps are long, local search simulates
+  // few, and may find less in the whole space than in these.
+  static constexpr Narrow kFarParts[] = {
+      [](Request& r) { return std::erase_if(r.space.granularities, [](int64_t g) { return g > 1; }); },
+      [](Request& r) { return std::erase_if(r.recompute, [](Recompute w) { return w != Recompute::None; }); },
+      [](Request& r) { return std::erase_if(r.recompute, [](Recompute w) { return w == Recompute::None; }); }};
+
   void search_part(Narrow narrow) {
     Request request = searches_.planner().request();
-    if (done() || narrow(request) == 0 || request.space.modes.empty()) return;
+    if (done() || narrow(request) == 0 || request.space.modes.empty() || request.recompute.empty()) return;
     auto part = std::make_unique<Part>(searches_.planner(), std::move(request), searches_.wish());
     part->searches.emplace(part->planner, part->wish, [this] { return searches_.over(); });
     part->search = std::make_unique<StepSearch>(
@@ -224,12 +233,15 @@ class StepSearch {
     }
   }
 
-  int64_t plays() const {
+  double share_of_plays() const { return std::clamp(gap() / kFar, kLeastShare, kMostShare); }
+  double wanted_plays() const { return share_of_plays() * kPlays; }
+  double most_plays() const {
     const auto operators = static_cast<double>(std::max<size_t>(1, evaluator_->model().operators.size()));
-    const double share = std::clamp(gap() / kFar, kLeastShare, kMostShare);
-    const double most = static_cast<double>(searches_.wish().played_operators) / operators;
-    return static_cast<int64_t>(
-        std::max(kFewestPlays, std::min(share * kPlays, std::min(share, 1.0) * most)));
+    return std::min(share_of_plays(), 1.0) * static_cast<double>(searches_.wish().played_operators) /
+           operators;
+  }
+  int64_t plays() const {
+    return static_cast<int64_t>(std::max(kFewestPlays, std::min(wanted_plays(), most_plays())));
   }
 
   void improve() {

@@ -211,7 +211,9 @@ class StepSearch {
   static constexpr Narrow kFarParts[] = {
       [](Request& r) { return std::erase_if(r.space.granularities, [](int64_t g) { return g > 1; }); },
       [](Request& r) { return std::erase_if(r.recompute, [](Recompute w) { return w != Recompute::None; }); },
-      [](Request& r) { return std::erase_if(r.recompute, [](Recompute w) { return w == Recompute::None; }); }};
+      [](Request& r) {
+        return std::erase_if(r.recompute, [](Recompute w) { return w == Recompute::None; });
+      }};
 
   void search_part(Narrow narrow) {
     Request request = searches_.planner().request();

@@ -8,7 +8,8 @@
 // more plans. Before that, the same bound gives plans of the space that only shards, in a fraction of the
 // time; they are often faster, and no range needs a bound above what is faster than the fastest plan. Then
 // the fastest plans are improved by local search on the simulator (heuristics/polish.hpp); where the gap is
-// still large, so are those of the space that only shards.
+// still large, so are those of the space that only shards, and of a long model those without slices, without
+// recomputation, and with all of it.
 #pragma once
 
 #include "search/planner/peak_limit.hpp"

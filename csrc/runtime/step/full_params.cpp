@@ -188,8 +188,10 @@ void FullParams::show_local(const std::vector<int64_t>& params, bool writeback) 
     }
     p.tensor().mutable_grad() = aside.grad;
   }
-  OSDP_CHECK(reshaped.empty(), Sharding, "OSDP: parameter '", reshaped,
-             "' changed its shape while it was shown in full");
+  OSDP_CHECK(
+      reshaped.empty(), Sharding, "OSDP: parameter '", reshaped,
+      "' changed its shape while it was shown in full, and a rank's rows cannot follow: do this before "
+      "fully_shard (transformers: resize_token_embeddings), or give the module a new parameter.");
 }
 
 void FullParams::hide() {

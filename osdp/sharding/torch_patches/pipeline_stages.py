@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -28,7 +28,7 @@ def install_stages() -> None:
         replace(stage.PipelineStage, "_post_metadata_inference_cleanup", _keeps_gradients)
     for name in ("_prepare_forward_infra", "_prepare_backward_infra"):
         if hasattr(stage.PipelineStage, name):
-            replace(stage.PipelineStage, name, _keeps_buffers)
+            replace(stage.PipelineStage, name, _keeps_values)
 
 
 def _tells_stage(clear: Callable[..., None]) -> Callable[..., None]:
@@ -42,25 +42,34 @@ def _tells_stage(clear: Callable[..., None]) -> Callable[..., None]:
 
 
 def _keeps_gradients(cleanup: Callable[..., None]) -> Callable[..., None]:
-    """Where an evaluation came between steps, or sequences have another length, torch learns anew what passes, and drops
-    all gradients of FSDP modules, also those that earlier steps accumulated."""
+    """Where an evaluation came between steps, or sequences have another length, torch learns anew what passes, and then
+    drops all gradients of FSDP modules, since a loss that runs backward itself has made some: also those of earlier
+    steps."""
 
     @functools.wraps(cleanup)
     def post_metadata_inference_cleanup(self: Any) -> None:
-        held = [(p, p.grad) for p in self.submod.parameters()] if _is_ours(self) else []
         cleanup(self)
-        for parameter, gradient in held:
+        for parameter, gradient in vars(self).pop(_GRADIENTS, ()):
             parameter.grad = gradient
 
     return post_metadata_inference_cleanup
 
 
-def _keeps_buffers(prepare: Callable[..., Any]) -> Callable[..., Any]:
-    """Before a step torch runs the stage on values that nobody gave: a batch norm would learn them."""
+_GRADIENTS = "_osdp_gradients"  # attribute of a stage while torch learns what passes
+
+
+def _keeps_values(prepare: Callable[..., Any]) -> Callable[..., Any]:
+    """torch then runs the stage on values that nobody gave: a batch norm would learn them, and gradients get theirs."""
 
     @functools.wraps(prepare)
     def prepared(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _buffers_kept(self.submod) if _is_ours(self) else nullcontext():
+        if not _is_ours(self):
+            return prepare(self, *args, **kwargs)
+        if _GRADIENTS not in vars(self):
+            vars(self)[_GRADIENTS] = [(p, p.grad) for p in self.submod.parameters()]
+            for parameter in self.submod.parameters():
+                parameter.grad = None
+        with _buffers_kept(self.submod):
             return prepare(self, *args, **kwargs)
 
     return prepared

@@ -81,7 +81,7 @@ def draw_families() -> Any:
             label = f"{rate:.0f}" if rate else "does not fit"
             ax.annotate(label, (at, rate), (0, 2), textcoords="offset points", fontsize=8, ha="center", va="bottom",
                         rotation=0 if rate else 90)  # fmt: skip
-        ax.set_xticks(range(len(member["rows"])), member["rows"], fontsize=7)
+        ax.set_xticks(range(len(member["rows"])), member["rows"], fontsize=6)
         ax.set_title(f"{family}, {member['limit_bytes'] / 1e6:.0f} MB", fontsize=10)
         ax.margins(y=0.12)
         ax.spines[["top", "right"]].set_visible(False)

@@ -280,7 +280,7 @@ def for_real(found: Mapping[str, Any]) -> list[str]:
         f"largest batch, in units of {runs[0]['unit']} sequences a rank, that was measured to fit the limit, which is",
         "halfway between the least and the most that one of the peers takes for one unit. What is compared is",
         "samples/s, at batches that differ: the gain is larger batches and less communication together, and a unit is",
-        "coarse, so that it depends on where the limit lies. FairScale was measured where it has a row.",
+        "coarse, so that it depends on where the limit lies.",
         f"OSDP's steps are predicted {fmean(steps):.1%} off on average.",
         "",
     ]

@@ -31,55 +31,11 @@ _OVER |= dict.fromkeys(("mean", "sum", "amax", "amin", "max", "min", "var", "std
 _OVER |= dict.fromkeys(("normalize", "norm", "vector_norm", "roll", "topk"), 2)
 _OVER |= dict.fromkeys(("layer_norm", "rms_norm"), 9)  # always over the last
 # Each element of a result is of one of the argument.
-_EACH = frozenset(
-    (
-        *(
-            "add",
-            "radd",
-            "iadd",
-            "sub",
-            "rsub",
-            "isub",
-            "mul",
-            "rmul",
-            "imul",
-            "div",
-            "truediv",
-            "rtruediv",
-            "itruediv",
-        ),
-        *(
-            "pow",
-            "square",
-            "sqrt",
-            "rsqrt",
-            "abs",
-            "neg",
-            "exp",
-            "log",
-            "clamp",
-            "sigmoid",
-            "tanh",
-            "relu",
-            "gelu",
-            "silu",
-        ),
-        *(
-            "mish",
-            "elu",
-            "leaky_relu",
-            "softplus",
-            "dropout",
-            "to",
-            "float",
-            "double",
-            "half",
-            "bfloat16",
-            "type_as",
-        ),
-        *("contiguous", "clone"),
-    )
-)
+_EACH = {"add", "radd", "iadd", "sub", "rsub", "isub", "mul"}
+_EACH |= {"rmul", "imul", "div", "truediv", "rtruediv", "itruediv"}
+_EACH |= {"pow", "square", "sqrt", "rsqrt", "abs", "neg", "exp", "log", "clamp"}
+_EACH |= {"sigmoid", "tanh", "relu", "gelu", "silu", "mish", "elu", "leaky_relu", "softplus"}
+_EACH |= {"dropout", "to", "float", "double", "half", "bfloat16", "type_as", "contiguous", "clone"}
 
 
 class SplitOutputs(TorchFunctionMode):

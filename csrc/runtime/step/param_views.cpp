@@ -91,9 +91,8 @@ void ParamViews::refuse_write(const Parameter& p, const std::string& where) cons
           "parameter is lost and would not reach the other ranks. Write between steps, to this rank's part "
           "of it or inside osdp.summon_full_params(model); or choose NO_SHARD ",
           "for it in the plan and write the same values on every rank. If the write was between passes, "
-          "through "
-          "p.data or by a foreach function of DTensors, while a unit stayed gathered: call reshard() after "
-          "it."));
+          "through p.data or by a foreach function of DTensors, while a unit stayed gathered: call reshard() "
+          "after it."));
 }
 
 void ParamViews::check_written(const Call& call) const {
